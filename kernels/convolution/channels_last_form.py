@@ -122,8 +122,8 @@ class ChannelsLast:
     def same_place_operands(self, builder: KernelBuilder) -> tuple[tuple[int, str], ...]:
         """Inputs that the epilogue alone reads, and only at the element that it then stores, so that a result, by its number, may
         alias them: in a kernel that calls `store_epilogue` once for each element. None on GPUs, whose grids follow each other,
-        nor where pieces are copied."""
-        if builder.is_grid or self.pieces:
+        nor where pieces are copied or no state is read."""
+        if builder.is_grid or self.pieces or not self.outer.updates_state:
             return ()
         after = self.operands.keys() - {*self.anchor.inputs, *self.inner.zero_points.values()}
         sizes = {one.parameter: self.inner.types[one.value].elements for one in self.destinations}

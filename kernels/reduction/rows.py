@@ -102,8 +102,10 @@ def _build(group: Group, form: RowForm, target: Target, work: int) -> BuiltKerne
 def row_operands(form: RowForm, group: Group) -> tuple[tuple[int, str], ...]:
     """Inputs of a row's elements that nobody reads after an output, by its number, is stored, so that this may alias them.
 
-    Each row is the work of one thread.
+    Each row is the work of one thread. None where no state is read.
     """
+    if not group.updates_state:
+        return ()
     shape = (*form.outer, *form.row)
     return tuple(
         (number, name)

@@ -36,7 +36,6 @@ from .race_detector import RaceDetector, read_back
 
 POISON = 0xAB
 LEVELS = ("avx2", "avx512")
-_REST = ""  # beside the levels of a case that is compiled at none of them today
 OPSET = 23
 _ONNX_TYPES = {np.dtype(ml_dtypes.bfloat16): onnx.TensorProto.BFLOAT16}
 
@@ -168,6 +167,7 @@ def followed(case: Case, *, keep_result: bool = False) -> Case:
         case.group.constants | {"rest"},
         dict(case.group.literals) | {"rest": rest},
         configuration={TEMPLATE: case.template} if case.template else {},  # another one may take as long
+        updates_state=True,
     )
     x = np.asarray(case.expected[0], np.float64)
     with np.errstate(all="ignore"):
@@ -235,11 +235,12 @@ def check_in_turn(cases: Sequence[Case], level: str, levels: Sequence[str] = LEV
 def in_turn(cases: Sequence[Case], level: str, levels: Sequence[str] = LEVELS) -> list[Case]:
     """Those of the cases that run at this level today, of levels that differ in the width and the kinds of instructions alone.
 
-    A case runs at one of them each day, and at the next one tomorrow; after the last one it rests for a day. So a run has most
-    cases and, over these, all levels, but not the product of the two, which takes LLVM several times as long:
+    A case runs at one of them each day, and at the next one tomorrow; after the last one it rests for as many days. So a run has
+    half of the cases and, over these, all levels, but not the product of the two, which takes LLVM several times as long:
     `python -m tests.kernels` runs that.
     """
-    return dealt(cases, [case.label for case in cases], level, [*(one for one in levels if can_run(one)), _REST])
+    today = [one for one in levels if can_run(one)]
+    return dealt(cases, [case.label for case in cases], level, [*today, *(f"rest after {one}" for one in today)])
 
 
 @cache

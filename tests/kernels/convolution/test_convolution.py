@@ -150,6 +150,12 @@ def test_convolutions(cases: object, level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
+def test_results_in_place_of_what_is_added(level: str) -> None:
+    cases = [*plain()[::4], *transposed()[::2], *of_ragged_rows()[::2]]
+    check_in_turn([replace(case, group=replace(case.group, updates_state=True)) for case in cases], level)
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_several_results_leave_the_tile(level: str) -> None:
     cases = [case for make in (plain, transposed) for case in make()[::3]]
     floats = [case for case in cases if case.group.types[case.group.outputs[0]].dtype == "float32"]
@@ -161,7 +167,7 @@ def test_several_results_leave_the_tile(level: str) -> None:
 def test_results_take_the_memory_of_what_the_epilogue_alone_reads(level: str) -> None:
     """So the last vector of a row computes no element again, whose operands are no longer there."""
     for case in of_ragged_rows()[:1]:
-        kernel = emitted(plan, case.group, target_of(level))
+        kernel = emitted(plan, replace(case.group, updates_state=True), target_of(level))
         assert not isinstance(kernel, Refusal)
         assert [(output, kernel.operands[operand].name) for output, operand in kernel.inplace] == [(0, "r")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from prefuse.kernels.groups.configuration import TEMPLATE
@@ -11,6 +12,12 @@ from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
+
+from ..convolution.channels_last_cases import convolution, of_several_results
+from ..convolution.test_winograd import fast, forced
+from ..harness import LEVELS, check_in_turn
+from ..linalg.test_product_rows import projected
+from ..reduction.test_rows import residual_norm, sample_variance
 
 Step = tuple[str, str, str] | tuple[str, str, str, Mapping[str, object]]
 SQUARE = (32, 32)
@@ -30,8 +37,12 @@ def pairs(
     types = {name: TensorType(shape, "float32") for name, shape in shapes.items()}
     inputs = tuple(name for name in dict.fromkeys(name for op in ops for name in op.inputs) if name not in made)
     kept = frozenset(constants.split())
-    group = Group(ops, inputs, tuple(outputs.split()), types, kept, configuration={TEMPLATE: template} if template else {})
-    built = build_kernel(group, Target.parse(target, threads=2 if target.startswith("cpu") else None))
+    choices = {TEMPLATE: template} if template else {}
+    group = Group(ops, inputs, tuple(outputs.split()), types, kept, configuration=choices, updates_state=True)
+    machine = Target.parse(target, threads=2 if target.startswith("cpu") else None)
+    plain, built = (build_kernel(one, machine) for one in (replace(group, updates_state=False), group))
+    assert isinstance(plain, BuiltKernel)
+    assert not plain.inplace, "only a state is worth what LLVM does not know then"
     assert isinstance(built, BuiltKernel), built
     assert built.template == template or not template
     return {f"{group.outputs[output]}={built.operands[operand].name}" for output, operand in built.inplace}
@@ -113,6 +124,24 @@ def test_exponentials_wait_where_results_go() -> None:
     for operator, expected in (("LogSoftmax", {"y=r"}), ("Softmax", set[str]())):
         steps: list[Step] = [(operator, "x", "p", {"axis": -1}), ("Add", "p r", "y")]
         assert pairs(steps, shapes, template="normalization") == expected
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_kernels_compute_the_same_in_place(level: str) -> None:
+    """Tiles that do not divide what is left, rows of several loops, and products before them."""
+    cases = [
+        convolution((2, 17, 13, 11), 33, 1),
+        convolution((2, 64, 7, 9), 17, 3, 2, 1),
+        convolution((1, 4, 19, 19), 6, 3, 1, 2, 2),
+        convolution((2, 6, 9, 11), 4, 3, 2, 1, group=2),
+        of_several_results(convolution((1, 8, 9, 9), 5, 1, 1, (1, 0, 2, 0))),
+        forced(fast((2, 17, 8, 9), 33, 3, 1, (0, 1, 2, 0)), 2),
+        *(residual_norm(2, 3, n, outputs=outputs) for n in (17, 100) for outputs in ("y", "s y")),
+        sample_variance(3, 2, 17),
+        projected((5, 33), 40, "y"),
+        projected((5, 33), 40, "s y"),
+    ]
+    check_in_turn([replace(case, group=replace(case.group, updates_state=True)) for case in cases], level)
 
 
 def test_nothing_on_gpus_whose_grids_follow_each_other() -> None:

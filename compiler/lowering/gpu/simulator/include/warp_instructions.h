@@ -4,37 +4,37 @@
 #pragma once
 
 namespace sim {
-inline float of_bf16(uint16_t bits) {
+SIM_FUNCTION float of_bf16(uint16_t bits) {
   uint32_t word = (uint32_t)bits << 16;
   float value;
   memcpy(&value, &word, 4);
   return value;
 }
-inline uint16_t to_bf16(float value) {
+SIM_FUNCTION uint16_t to_bf16(float value) {
   uint32_t word;
   memcpy(&word, &value, 4);
   return value != value ? 0x7FFF : (word + 0x7FFF + (word >> 16 & 1)) >> 16;
 }
-inline float of_f16(uint16_t bits) {
+SIM_FUNCTION float of_f16(uint16_t bits) {
   _Float16 half;
   memcpy(&half, &bits, 2);
   return (float)half;
 }
-inline uint16_t to_f16(float value) {
+SIM_FUNCTION uint16_t to_f16(float value) {
   _Float16 half = (_Float16)value;
   uint16_t bits;
   memcpy(&bits, &half, 2);
   return bits;
 }
 // A meeting of the warp orders what its lanes did before and after it.
-inline void meet(void**) { meet_warp(); }
+SIM_FUNCTION void meet(void**) { meet_warp(); }
 
 struct Shuffle {
   uint32_t* result;
   uint32_t value;
   int from;
 };
-inline void shuffle(void** lanes) {
+SIM_FUNCTION void shuffle(void** lanes) {
   uint32_t values[WARP];
   for (unsigned i = 0; i < WARP; i++) values[i] = ((Shuffle*)lanes[i])->value;
   for (unsigned i = 0; i < WARP; i++) {
@@ -142,7 +142,7 @@ template <bool UNSIGNED> void mma_m16n8k32(void** lanes) {
 }
 
 // cp.async: the destination is poisoned at once and written when its thread waits for the group, by what memory holds then.
-inline void async_copy(unsigned to, const void* from, unsigned size, unsigned valid) {
+SIM_FUNCTION void async_copy(unsigned to, const void* from, unsigned size, unsigned valid) {
   if (to % size || (uintptr_t)from % size) return fail("cp.async at an address that its size does not divide", to);
   if (valid > size) return fail("cp.async of more bytes than its size", to);
   writing(to, size, true);
@@ -151,11 +151,11 @@ inline void async_copy(unsigned to, const void* from, unsigned size, unsigned va
   copies[current].open.push_back({to, (const char*)from, size, valid});
   count_access(ASYNC_COPY, to, size);
 }
-inline void commit_copies() {
+SIM_FUNCTION void commit_copies() {
   copies[current].groups.push_back(copies[current].open);
   copies[current].open.clear();
 }
-inline void finish_copies(unsigned left) {
+SIM_FUNCTION void finish_copies(unsigned left) {
   auto& groups = copies[current].groups;
   for (; groups.size() > left; groups.pop_front())
     for (const Copy& one : groups.front()) {
