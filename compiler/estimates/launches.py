@@ -63,7 +63,7 @@ def predicted_us(lowered: Sequence[LoweredGroup], target: Target) -> dict[str, f
 
 
 def faulting_us(item: LoweredGroup, target: Target) -> float:
-    """How long a launch waits for the pages of large results that the caller gets, in memory that each call asks the system for."""
+    """How long a launch waits for the pages of large results of the caller's, for which each call asks the system."""
     results = [item.group.types[value.name].size_bytes for value in item.node.outputs if value.name and value.is_graph_output()]
     pages = sum(size_bytes // PAGE_BYTES for size_bytes in results if size_bytes >= _NEW_BYTES)
     return _us(pages * target.machine.fault_cycles, target)
