@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """What has been imported lives until the end: the garbage collector need not walk through it again and again.
 
-    Between the collections before each module there are few of all generations, which Python begins more often the less is not frozen.
+    Between those before each module there are few of all generations, which Python begins the more often the more is frozen.
     """
     gc.collect()
     gc.freeze()
