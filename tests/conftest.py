@@ -39,6 +39,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"The sample of the long suites was {VARIABLE}={sample_number()}, which runs it again.")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_collections() -> None:
+    """What earlier modules leave in memory lives on, too: tests that ask for a collection need not wait a second for each."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Choices are those of the rows of processors and of the shipped table, not of what this user measured."""

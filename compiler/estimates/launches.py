@@ -17,10 +17,12 @@ import tvm_ffi
 from tvm import tirx
 
 from ...kernels.cost.estimate import bytes_of_values
+from ...runtime.hardware.machine import PAGE_BYTES
 from ...runtime.target import Target
 from ..lowering.planning import LoweredGroup, launch_label
 from .tile_unit import waiting_us
 
+_NEW_BYTES = 128 << 10  # of what a C library does not take from what was given back
 _WORKSPACE = "/workspace"  # no value of a graph is called so
 
 
@@ -53,7 +55,17 @@ def predicted_us(lowered: Sequence[LoweredGroup], target: Target) -> dict[str, f
     for item, wait_us in zip(lowered, waiting_us(times, target), strict=True):
         if wait_us and (label := launch_label(item)) in found:
             found[label] += wait_us
+    for item in lowered:
+        if (fault_us := faulting_us(item, target)) and (label := launch_label(item)) in found:
+            found[label] += fault_us
     return found
+
+
+def faulting_us(item: LoweredGroup, target: Target) -> float:
+    """How long a launch waits for the pages of large results that the caller gets, in memory that each call asks the system for."""
+    results = [item.group.types[value.name].size_bytes for value in item.node.outputs if value.name and value.is_graph_output()]
+    pages = sum(size_bytes // PAGE_BYTES for size_bytes in results if size_bytes >= _NEW_BYTES)
+    return _us(pages * target.machine.fault_cycles, target)
 
 
 def _us(cycles: float, target: Target) -> float:

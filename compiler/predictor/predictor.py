@@ -22,11 +22,11 @@ from ...runtime.precision import Precision
 from ...runtime.profile import GroupDescription
 from ...runtime.target import Target
 from ..driver import Kernels, PlannedModel
-from ..estimates.launches import Distances, has_parallel_loop, reuse_distances
+from ..estimates.launches import Distances, faulting_us, has_parallel_loop, reuse_distances
 from ..estimates.tile_unit import uses_tiles, waiting_us
 from ..ir.facts import source_of
 from ..ir.functions import computing_names, original_names
-from ..lowering.planning import LoweredGroup
+from ..lowering.planning import LoweredGroup, launch_label
 from ..lowering.tvm_importer import TEMPLATE
 from ..programs.digest import combine
 from ..programs.run_database import Measured, Place, Run, add_runs, known_runs
@@ -162,6 +162,7 @@ class Predictor:
             near += times[-1]
             if run is not None:
                 more += self._farness(one) * (run.between(1.0) - run.near_us)
+        near += sum(faulting_us(one.item, self.target) for one in launches)
         near += sum(waiting_us(((one.item.kernel, time) for one, time in zip(launches, times, strict=True)), self.target))
         return Witness(time_us, near, more)
 
@@ -196,7 +197,8 @@ class Predictor:
         """The launches of a plan in order; when they begin is not known yet."""
         scales = self._scales()
         steps = [step for step in planned.plan.steps if isinstance(step, Launch)]
-        launches = self._launches(planned.lowered)
+        groups = {launch_label(item): item for item in planned.lowered}  # of which a memory limit may launch some twice
+        launches = self._launches([groups[step.label] for step in steps])
         times = [self._time(one, scales) for one in launches]
         waits = waiting_us([(one.item.kernel, time_us) for one, (time_us, _) in zip(launches, times, strict=True)], self.target)
         for step, one, (time_us, source), wait_us in zip(steps, launches, times, waits, strict=True):
@@ -209,7 +211,7 @@ class Predictor:
                 group=_description(planned, item),
                 bytes_moved=sum(region.size_bytes for region in (*step.reads, *step.writes)),
                 begin_us=0.0,
-                time_us=time_us + wait_us,
+                time_us=time_us + wait_us + faulting_us(item, self.target),
                 source=source,
                 is_critical=False,
                 near_us=run.near_us if run else 0.0,

@@ -25,7 +25,8 @@ from ..codegen.builder import Expr, Index, KernelBuilder, share
 from ..cost.amx import tile_product_cycles, vector_product_cycles
 from ..cost.estimate import Estimate, with_bytes
 from ..cost.operations import operations_of
-from ..cost.product import attention_cycles
+from ..cost.pointwise import pointwise_body
+from ..cost.product import attention_cycles, tiled_attention_cycles
 from ..formats.format import Format, Storage, format_for, plain
 from ..groups.group import Group
 from ..microkernels.amx_packing import LINES, TERM_ELEMENTS
@@ -47,7 +48,7 @@ from ..microkernels.register_tile import Tile
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import finish, machine_of, new_builder, pointwise_cost
 from ..template.loops import bound_unravel
-from .mask import may_hide_keys, sees_first_key, visible_keys
+from .mask import hides_later_keys, may_hide_keys, sees_first_key, visible_keys
 from .online_softmax import Rows, finish_rows, odd_lines, round_rows, running_softmax, softmax, start_rows, weigh_rows
 from .operands import Elements
 from .pattern import Attention, attention_of
@@ -72,19 +73,33 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         return form
     if target.is_gpu:
         return Refusal("is for CPUs")
-    tile_cycles = _Kernel(form, new_builder(target, group.configuration), target).tile_cycles
-    estimate = _estimate(form, target, tile_cycles)
+    estimate = _estimate(_Kernel(form, new_builder(target, group.configuration), target))
     return Candidate(estimate, lambda: _Kernel(form, new_builder(target, group.configuration), target).build())
 
 
 @estimating
-def _estimate(form: Attention, target: Target, tile_cycles: float) -> Estimate:
-    """The estimate of both products, in `tile_cycles` each head if by AMX, and of the pointwise operators on scores between."""
+def _estimate(kernel: _Kernel) -> Estimate:
+    """The estimate of both products, and of the pointwise operators on scores between."""
+    form, machine, number_format = kernel.form, machine_of(kernel.target, kernel.form.dtype), kernel.format
     heads, size = prod(form.batch), (form.queries, form.keys, form.depth, form.width)
     scores = heads * form.queries * form.keys
     among = [op for op in form.group.ops if form.group.types[op.outputs[0]].elements == scores and op is not form.scores]
-    operations = float(sum(operations_of(op.op_type) for op in among))
-    cycles = attention_cycles(heads, size, machine_of(target, form.dtype), operations, tile_cycles)
+    if kernel.tile_cycles:
+        operations = float(sum(operations_of(op.op_type) for op in among))
+        cycles = tiled_attention_cycles(heads, size, machine, operations, kernel.tile_cycles)
+    else:
+        body = pointwise_body(form.group, [op for op in among if op is not form.softmax], machine)
+        cycles = attention_cycles(
+            heads,
+            size,
+            machine,
+            body,
+            k_pack=number_format.k_pack,
+            unit=number_format.unit,
+            is_packed=not kernel.is_few,
+            is_rough=kernel.is_rough,
+            seen=kernel.seen,
+        )
     return with_bytes(Estimate(cycles, 2 * scores * (form.depth + form.width)), form.group)
 
 
@@ -160,6 +175,11 @@ class _Kernel:
         return found or plain(self.form.dtype)
 
     @property
+    def is_rough(self) -> bool:
+        """Whether exponentials need no smaller error than bfloat16's."""
+        return self.form.group.tolerance.may_round and self.form.dtype == "float32" and not self.is_few
+
+    @property
     def has_words(self) -> bool:
         return self.format.k_pack > 1
 
@@ -182,6 +202,15 @@ class _Kernel:
         """The same where queries are few, and read keys and values where they lie: of a cache, those that are there."""
         is_plain = self.is_few and not self.weighs and self.form.guard in (None, 0) and self.form.keys % self.visible_step == 0
         return is_plain and may_hide_keys(self.form)
+
+    @property
+    def seen(self) -> float:
+        """The part of the scores that is computed, as far as that is known: up to the last key that a block of queries sees."""
+        queries, keys, rows, step = self.form.queries, self.form.keys, self.block_rows, self.visible_step
+        if not self.hides_keys or not hides_later_keys(self.form):
+            return 1.0
+        ends = [min(ceil(min(first + rows, queries) / step) * step, keys) for first in range(0, queries, rows)]
+        return sum(ends) / len(ends) / keys
 
     @property
     def visible_step(self) -> int:
@@ -284,8 +313,7 @@ class _Kernel:
         scores, factors = own(self.block_rows * longest), own(self.block_rows)
         state = (own(rows), own(rows), own(rows * form.width)) if self.is_running else None
         of_rows = words if self.has_words and not self.weighs else None
-        is_rough = form.group.tolerance.may_round and form.dtype == "float32" and not self.is_few
-        block = Rows(self.builder, form.dtype, scores, factors, of_rows, is_rough, state)
+        block = Rows(self.builder, form.dtype, scores, factors, of_rows, self.is_rough, state)
         return Places(queries, keys, values, block, words, tiles)
 
     def _keys(self, scratch: Places, first: Expr, count: int) -> Keys:

@@ -37,6 +37,16 @@ def may_hide_keys(form: Attention) -> bool:
     return bool(shared)
 
 
+def hides_later_keys(form: Attention) -> bool:
+    """Whether a mask is a constant of each query and key: hardly anything but a text's later part is hidden by one."""
+    group, reached = form.group, values_after(form.group, form.scores.outputs[0])
+    beside = [
+        name for op in group.ops if op.op_type in ("Add", "Where") and not reached.isdisjoint(op.inputs) for name in op.inputs
+    ]
+    sizes = form.queries, form.keys
+    return form.queries > 1 and any(group.types[name].shape[-2:] == sizes for name in beside if name in group.constants)
+
+
 def _is_shared(form: Attention, op: Op, reached: set[str], shape: tuple[int, ...]) -> bool:
     """Whether another operand of a step has a number for each key, and fewer elements than there are scores."""
     heads = max(shape[-3:-2], default=1)

@@ -16,7 +16,7 @@ from ..groups.group import Group, Op
 from .operations import OF_ROWS, operations_of
 from .pointwise import operator_body
 
-_UNHIDDEN = 0.2  # of the smaller of arithmetic and bytes
+UNHIDDEN = 0.2  # of the smaller of arithmetic and bytes
 _UNHIDDEN_BY_TILES = 0.5  # of activations beside products of tiles: all in a first layer, a fifth beside weights from memory
 _CYCLES_PER_VECTOR = 0.6  # of a vector operation on rows or windows
 _SCALAR_CYCLES = 2.0  # of an element that is moved or computed alone
@@ -61,7 +61,8 @@ class Estimate:
     them: "fma", "dot", "tile" or "vector". `is_parallel`: its work is dealt to threads. While the first `overlap` of its work is
     done constants arrive: that of a product's first tile of rows, which meets each panel first. Behind products of tiles nothing
     does: their loads and stores wait in order. But panels that are prefetched from L3 hide the better the less of the time they
-    are on their way: half of what they take is seen where that is as long as the products.
+    are on their way: half of what they take is seen where that is as long as the products. What is streamed
+    arrives behind the first `streamed_overlap` of the work: of what goes over rows again and again the first trip waits for it.
     """
 
     cycles: float
@@ -73,6 +74,9 @@ class Estimate:
     overlap: float = 1.0
     is_floor: bool = False  # of a template that has no model of its own
     memory_share: float = 1.0  # of the rate at which memory is read in order, at which its constants come from there
+    places: int = 0  # in constants, which only a run knows: rows that indices choose
+    streamed_overlap: float = 1.0
+    constants_seen: float = UNHIDDEN  # of constants, the part that arithmetic does not hide
 
     @property
     def bytes_moved(self) -> int:
@@ -84,18 +88,21 @@ class Estimate:
         dealt = max(threads, machine.resident) if self.is_parallel else 1
         constants = machine.read_cycles(self.constant_bytes, constants_from, dealt)
         constants /= self.memory_share if constants_from > machine.l3.size_bytes else 1.0
+        constants += machine.walk_cycles(self.constant_bytes, constants_from, dealt)
+        if constants_from > machine.l3.size_bytes:
+            constants += self.places * machine.place_cycles / dealt
         streamed = machine.read_cycles(self.streamed_bytes, max(self.streamed_bytes, streamed_from), dealt)
         work = self.cycles / dealt
         waking = machine.wake_cycles if dealt > 1 else 0.0
-        waiting = _waiting(streamed, work, _UNHIDDEN_BY_TILES if self.unit == "tile" else _UNHIDDEN)
+        waiting = _waiting(streamed, work * self.streamed_overlap, _UNHIDDEN_BY_TILES if self.unit == "tile" else UNHIDDEN)
         if self.unit == "tile" and machine.l2.size_bytes < constants_from / dealt <= machine.l3.size_bytes / dealt:
             waiting += constants * min(constants / (2 * work), 1.0) if work else constants
         else:
-            waiting += _waiting(constants, work * self.overlap)
+            waiting += _waiting(constants, work * self.overlap, self.constants_seen)
         return machine.launch_cycles + waking + work + waiting
 
 
-def _waiting(fetched: float, hiding: float, unhidden: float = _UNHIDDEN) -> float:
+def _waiting(fetched: float, hiding: float, unhidden: float = UNHIDDEN) -> float:
     """What is seen of bytes that arrive in `fetched` cycles while `hiding` cycles of arithmetic are done."""
     return max(fetched - hiding, 0.0) + unhidden * min(fetched, hiding)
 

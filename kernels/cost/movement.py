@@ -79,9 +79,10 @@ def chosen_elements_cycles(elements: int, body: LoopBody, machine: Machine) -> f
 def arrival_cycles(rows: int, table_bytes: int, machine: Machine) -> float:
     """What the first lines of rows that indices choose take, which nothing asks for ahead, where only memory holds the table.
 
-    A core that waits for so many lines at once gets `memory_bytes` a cycle (Little's law).
+    A core that waits for so many lines at once gets `memory_bytes` a cycle (Little's law). Where the machine says what places
+    take, the time of an estimate has that: it is known there whether a program's table is near.
     """
-    latency = _LINES_ASKED * LINE_BYTES / machine.memory_bytes
+    latency = 0.0 if machine.place_cycles else _LINES_ASKED * LINE_BYTES / machine.memory_bytes
     return rows * latency if machine.level_of(table_bytes) is None else 0.0
 
 

@@ -79,7 +79,7 @@ class LoopBody:
 
     def cycles(self, machine: Machine) -> float:
         """Of one vector of `machine.lanes` numbers, when one follows the other: no less than any of the units takes."""
-        issued = (self.instructions + self.stores + self.loads / 2) / machine.multiply_adds  # half of the loads are operands
+        issued = (self.instructions + self.stores + self.loads / 2) / machine.issued  # half of the loads are operands
         divided = self.divisions * _DIVISION_CYCLES * machine.lanes
         ports = max(self.loads / machine.loads, self.stores / machine.stores)
         return max(issued, divided, ports) + self.scalar_cycles * machine.lanes

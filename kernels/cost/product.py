@@ -8,13 +8,16 @@ from math import ceil
 
 from ...runtime.hardware.machine import Machine
 from ...runtime.symbolic.sizes import hint_of
-from .estimate import Estimate
+from .estimate import UNHIDDEN, Estimate
 from .pointwise import LoopBody, instructions_of
 from .register_tile import MAX_ROWS, Step, grid_cycles, ranked_tiles
 from .rows import row_cycles, softmax_passes
 
+SEEN_ONCE = 0.05  # of arithmetic by one tile of rows: each load of a weight is its arrival
 _L2_SHARE = 0.625  # of L2 that a block's rows of A may take; a panel of B takes the rest
 _SCORE_CYCLES = 0.6  # of a vector operation on scores
+_TRANSPOSED_CYCLES = 2.0  # of a word of K that is packed
+_ROUGH_POWER = 13.0  # instructions of an exponential whose error is that of bfloat16
 _BLOCK_SHARE = 0.5  # of L2 for a block of result rows, which the row part reads from there
 _MIN_BLOCK_ROWS = 32  # rows a thread from which on FMAs with a vector of weights take longer than loading it
 
@@ -29,15 +32,15 @@ def product_estimate(m: int, n: int, k: int, machine: Machine, *, k_pack: int = 
     how = {"shifted_loads": False, "b_padded": True, "streams_b": True, "cuts_last": True}
     item, is_dot = machine.item_bytes, unit != "fma" and machine.dots > 0
     one = replace(machine, multiply_adds=machine.dots, sum_latency=machine.dot_latency) if is_dot else machine
-    best = ranked_tiles(m, n, ceil(k / k_pack), one, **how)[0]
-    steps = 1 if is_dot else k_pack
+    best = ranked_tiles(m, n, ceil(k / k_pack), one, **how, products=1 if is_dot else k_pack)[0]
     return Estimate(
-        batch * best.cycles * steps,
+        batch * best.cycles,
         2 * batch * m * n * k,
         item * n * k,
         item * batch * m * (n + k),
         unit=unit,
         overlap=min(best.rows / max(m, 1), 1.0),
+        constants_seen=SEEN_ONCE if best.rows >= m else UNHIDDEN,
     )
 
 
@@ -84,21 +87,43 @@ def product_rows_drawback(rows: int, depth: int, columns: int, threads: int, mac
 
 
 def attention_cycles(
-    batch: int, size: tuple[int, int, int, int], machine: Machine, scores_operations: float, tile_cycles: float = 0.0
+    batch: int,
+    size: tuple[int, int, int, int],
+    machine: Machine,
+    among: LoopBody,
+    *,
+    k_pack: int = 1,
+    unit: str = "fma",
+    is_packed: bool = True,
+    is_rough: bool = False,
+    seen: float = 1.0,
 ) -> float:
     """Cycles of softmax(Q K) V for `batch` heads; `size`: queries, keys, elements of a query, elements of a value.
 
-    `scores_operations`: scalar operations on each score between the two products. K and V are packed once a head. Where a tile
-    unit makes the products they take `tile_cycles` a head, with packing.
+    `among`: what a vector of scores meets between the two products. `k_pack` and `unit` as of `product_estimate`. K and V are
+    packed once a head, unless `is_packed` is not so: K is transposed, word by word. `is_rough`: exponentials have errors of
+    bfloat16. `seen`: the part of the scores that is computed, as a mask hides the others.
     """
     queries, keys, depth, width = size
-    first = product_estimate(queries, keys, depth, machine).cycles
-    second = product_estimate(queries, width, keys, machine).cycles
+    first = product_estimate(queries, keys, depth, machine, k_pack=k_pack, unit=unit).cycles
+    second = product_estimate(queries, width, keys, machine, k_pack=k_pack, unit=unit).cycles
+    laid_out = keys * (_TRANSPOSED_CYCLES * depth / k_pack + 2 * width / machine.lanes) if is_packed else 0.0
+    power = LoopBody(_ROUGH_POWER if is_rough else instructions_of("ExpNonpositive"))
+    top, total, _ = softmax_passes(LoopBody(loads=1), LoopBody(), power, is_logarithm=False)
+    passes = replace(top, body=top.body + among), total  # rows of the result are scaled
+    scores = queries * row_cycles(passes, ceil(keys / machine.lanes), machine.lanes, machine)
+    return batch * (seen * (first + second + scores) + laid_out)
+
+
+def tiled_attention_cycles(
+    batch: int, size: tuple[int, int, int, int], machine: Machine, scores_operations: float, tile_cycles: float
+) -> float:
+    """The same where a tile unit makes the products, in `tile_cycles` a head, with packing. `scores_operations`: scalar ones on
+    each score between the two products."""
+    queries, keys, depth, width = size
     laid_out = 2 * keys * (depth + width) / machine.lanes
     scores = scores_operations * _SCORE_CYCLES * queries * keys / machine.lanes
-    if tile_cycles:
-        exponential, plain = LoopBody(instructions_of("ExpNonpositive")), LoopBody(loads=1)
-        passes = softmax_passes(plain, LoopBody(stores=1), exponential, is_logarithm=False)
-        scores = max(scores, queries * row_cycles(passes, ceil(keys / machine.lanes), machine.lanes, machine))
-        return batch * (tile_cycles + scores + laid_out)
-    return batch * (first + second + laid_out + scores)
+    exponential, plain = LoopBody(instructions_of("ExpNonpositive")), LoopBody(loads=1)
+    passes = softmax_passes(plain, LoopBody(stores=1), exponential, is_logarithm=False)
+    scores = max(scores, queries * row_cycles(passes, ceil(keys / machine.lanes), machine.lanes, machine))
+    return batch * (tile_cycles + scores + laid_out)

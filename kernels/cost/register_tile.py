@@ -9,7 +9,7 @@ from the cache that holds their panel, and the loop-carried latency of an accumu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product as nest
 from math import ceil
 
@@ -29,22 +29,25 @@ class Step:
     """What the cycles of one iteration over k of a tile depend on, but for the tile.
 
     `panel_bytes`: size of the panel of B, which is loaded from the cache that holds it. A `shifted` load of B crosses cache lines
-    and counts twice. `is_dot`: multiply-adds are dot products of neighbours along k.
+    and counts twice. `is_dot`: multiply-adds are dot products of neighbours along k. `products`: multiply-adds of an iteration, as
+    many as it loads neighbours along k in a word of B.
     """
 
     panel_bytes: float = 0.0
     shifted: bool = False
     is_dot: bool = False
+    products: int = 1
 
     def cycles(self, machine: Machine, rows: int, vectors: int) -> float:
         """Cycles of one iteration over k."""
         rate = (machine.dots if self.is_dot else 0.0) or machine.multiply_adds
         latency = machine.dot_latency if self.is_dot else machine.sum_latency
-        loads = (rows + vectors * (2 if self.shifted else 1)) / machine.loads
-        loads *= _LOAD_BOUND if loads > rows * vectors / rate else 1.0
+        multiplied = self.products * rows * vectors / rate
+        loads = (self.products * rows + vectors * (2 if self.shifted else 1)) / machine.loads
+        loads *= _LOAD_BOUND if loads > multiplied else 1.0
         far = vectors * stream_cycles(machine, self.panel_bytes)
         from_l2 = vectors * machine.vector_bytes / machine.l2.bytes_per_cycle if far else 0.0
-        return max(rows * vectors / rate, loads, far, latency) + _UNHIDDEN * from_l2
+        return max(multiplied, loads, far, self.products * latency) + _UNHIDDEN * from_l2
 
 
 def stream_cycles(machine: Machine, panel_bytes: float) -> float:
@@ -87,6 +90,7 @@ def ranked_tiles(
     streams_b: bool = False,
     row_bytes: int = 0,
     cuts_last: bool = False,
+    products: int = 1,
 ) -> list[RankedTile]:
     """All legal register tiles for a product of m x depth by depth x columns, those with the fewest estimated cycles first.
 
@@ -100,11 +104,14 @@ def ranked_tiles(
         streams_b: panels of B that L1 does not hold come from L2.
         row_bytes: from row to row of A, where it is read in place; 0 if unknown.
         cuts_last: the last tile of rows has `last_rows` rows.
+        products: multiply-adds of an iteration over k.
     """
     most_rows = _SET_ROWS if row_bytes and share_sets(row_bytes, machine) else MAX_ROWS
-    step = Step(panel_bytes(depth, machine) if streams_b else 0.0, shifted=shifted_loads)
+    again = Step(panel_bytes(depth, machine) if streams_b else 0.0, shifted=shifted_loads, products=products)
+    once = replace(again, panel_bytes=0.0)  # where one tile has all rows no panel is read again
 
     def cycles(rows: int, vectors: int) -> float:
+        step = again if rows < m else once
         last = last_rows(m, rows) if cuts_last else rows
         whole, rest = (tile_cycles(machine, height, vectors, depth, step) for height in (rows, last))
         return ceil(columns / (vectors * machine.lanes)) * ((ceil(m / rows) - 1) * whole + rest)

@@ -12,10 +12,12 @@ from math import prod
 
 from tvm import tirx
 
+from ...runtime.hardware.machine import PAGE_BYTES
 from ...runtime.symbolic.shapes import is_one
 from ...runtime.symbolic.sizes import estimating, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder, row_major
+from ..codegen.gpu_builder import GpuBuilder
 from ..cost.estimate import Estimate, with_bytes
 from ..cost.memory import parallel_work
 from ..cost.movement import arrival_cycles, chosen_elements_cycles, chosen_rows_cycles
@@ -57,7 +59,9 @@ def gather_estimate(group: Group, anchor: Op, target: Target) -> Estimate:
         cycles = chosen_rows_cycles(rows, length, machine.lanes, before + after, machine)
     cycles += arrival_cycles(rows, data.size_bytes, machine)
     is_parallel = 4 * elements >= parallel_work(target.machine)
-    return with_bytes(Estimate(cycles, elements * pointwise_cost(group), unit="vector", is_parallel=is_parallel), group)
+    places = min(rows, data.size_bytes // PAGE_BYTES) if anchor.inputs[0] in group.constants else 0
+    estimate = Estimate(cycles, elements * pointwise_cost(group), unit="vector", is_parallel=is_parallel, places=places)
+    return with_bytes(estimate, group)
 
 
 def _row_length(group: Group, anchor: Op) -> int:
@@ -145,12 +149,18 @@ def _copy_rows(
     extents = [[prod(shape[axis] for axis in run) for run in section] for section in runs]
     source = source_of(group, builder, anchor.inputs[0])
     first, lead = len(extents[0]), extents[0] + extents[1]
-    if builder.is_grid:
-        with builder.chunks(prod(shape), 4 * prod(shape)) as i:
-            at = bound_unravel(builder, i, [*lead, *extents[2]])
-            inner = row_major(at[len(lead) :], extents[2])
-            begin = origin(row_major(at[:first], lead[:first]), row_major(at[first : len(lead)], lead[first:]))
-            store_epilogue(merged, builder, anchor, at, source[builder.bind(begin + inner)])
+    if isinstance(builder, GpuBuilder):
+        *outer, last = [*lead, *extents[2]]
+        kinds = [group.types[name].dtype for name in (anchor.inputs[0], *group.outputs)]
+        count = builder.vector_count(kinds, last) if extents[2] else 1
+        with builder.chunks(prod(shape) // count, 4 * prod(shape)) as i:
+            *before, run = bound_unravel(builder, i, [*outer, last // count])
+            chosen = row_major([*before, run][first : len(lead)], lead[first:])
+            place = builder.bind(origin(row_major(before[:first], lead[:first]), chosen))
+            with builder.neighbours(count) as e:
+                index = (*before, run * count + e if count > 1 else run)
+                inner = row_major(index[len(lead) :], extents[2])
+                store_epilogue(merged, builder, anchor, index, source[builder.bind(place + inner)])
         return
     *middle, last = extents[2]
     if is_one(prod(extents[2])):

@@ -7,9 +7,9 @@ from math import ceil
 from ...runtime.hardware.machine import Machine
 from ...runtime.target import Target
 from ..cost.amx import tile_step_cycles
-from ..cost.estimate import Estimate, with_bytes
+from ..cost.estimate import UNHIDDEN, Estimate, with_bytes
 from ..cost.pointwise import LoopBody, instructions_of
-from ..cost.product import product_estimate
+from ..cost.product import SEEN_ONCE, product_estimate
 from ..groups.group import Group, Op
 from ..template.kernel import machine_of
 from .cells import Cell
@@ -36,7 +36,8 @@ def recurrence_estimate(group: Group, op: Op, cell: Cell, directions: int, targe
     kept = 2 * machine.read_cycles(projected) if projected > machine.l1.size_bytes else 0.0  # written, and read step by step
     again = _weights_cycles(weights.size_bytes // max(directions, 1), machine)
     flops = 2 * directions * steps * rows * columns * (inputs + hidden)
-    return with_bytes(Estimate(directions * (share + steps * (step + units + again)) + kept, flops), group)
+    seen = SEEN_ONCE if steps * rows == 1 else UNHIDDEN
+    return with_bytes(Estimate(directions * (share + steps * (step + units + again)) + kept, flops, constants_seen=seen), group)
 
 
 def _unit_body(cell: Cell) -> LoopBody:

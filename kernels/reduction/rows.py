@@ -24,7 +24,7 @@ from ..cost.rows import MAX_INSTRUCTIONS, RowPass, row_cycles
 from ..expressions import math
 from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel, Candidate, Refusal
-from ..template.kernel import finish, new_builder, pointwise_cost
+from ..template.kernel import finish, new_builder, pointwise_cost, same_place_operands
 from ..template.loops import bound_unravel, nest
 from ..template.values import GroupValues, Reader
 from .reduction_loops import Block, Loop, block_slots
@@ -48,7 +48,13 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         needs = f"{form.length} elements need {form.scratch_bytes // 1024} KiB of scratch"
         return Refusal(f"rows of {needs}, more than the {SCRATCH_BYTES // 1024} KiB that a thread keeps in cache")
     work = hint_of(prod(form.outer) * form.length) * (pointwise_cost(form.group) + 2 * len(form.folds))
-    estimate = Estimate(row_form_cycles(form, target), work, unit="vector", is_parallel=work >= parallel_work(target.machine))
+    estimate = Estimate(
+        row_form_cycles(form, target),
+        work,
+        unit="vector",
+        is_parallel=work >= parallel_work(target.machine),
+        streamed_overlap=1 / max(form.loops, 1),
+    )
     return Candidate(with_bytes(estimate, group), partial(_build, group, form, target, work), stored_runs=form.row[-1:])
 
 
@@ -90,7 +96,24 @@ def _build(group: Group, form: RowForm, target: Target, work: int) -> BuiltKerne
     builder = new_builder(target)
     if prod(form.outer) != 0:
         _emit(form, builder, work)
-    return finish("rows", builder, group, flops=work)
+    return finish("rows", builder, group, flops=work, inplace=row_operands(form, group))
+
+
+def row_operands(form: RowForm, group: Group) -> tuple[tuple[int, str], ...]:
+    """Inputs of a row's elements that nobody reads after an output, by its number, is stored, so that this may alias them.
+
+    Each row is the work of one thread. None where no state is read.
+    """
+    if not group.updates_state:
+        return ()
+    shape = (*form.outer, *form.row)
+    return tuple(
+        (number, name)
+        for number, name in same_place_operands(group)
+        if (output := group.outputs[number]) in form.elements
+        and form.group.types[output].shape == form.group.types[name].shape == shape
+        and not form.is_read_after(name, output)
+    )
 
 
 def _emit(form: RowForm, builder: KernelBuilder, work: int) -> None:

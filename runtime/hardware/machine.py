@@ -13,12 +13,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import TypeGuard
 
 from .gpu import GpuMachine
 
 COPY_SECONDS = 5e-5  # that a copy from a file takes beside its bytes: a thread that wakes, a disk that is asked
+PAGE_BYTES = 4096
 LINE_BYTES = 64  # of a cache line, on every processor that we compile for
 _KIB, _MIB = 1 << 10, 1 << 20
 _MOST_L3_OF_CORE = 16 * _MIB  # more than any core has of an L3 that all use, but for those of few cores and stacked caches
@@ -47,11 +49,17 @@ class Machine:
     """A core, the caches it reads through, and what all cores share.
 
     `multiply_adds`, `dots`, `loads` and `stores` are instructions of whole vectors that a core makes in a cycle; `dots` are those
-    of pairs of bfloat16, 0 where there are none. A sum waits `*_latency` cycles for the one before it. `memory_bytes` come from
+    of pairs of bfloat16, 0 where there are none, `operations` those of any kind, as pipes add, compare and shuffle beside those
+    that multiply: 0 where no more than multiply-adds were seen. A sum waits `*_latency` cycles for the one before it. `memory_bytes` come from
     memory to one core in a cycle, `shared_memory_bytes` to all cores together. Waking threads for a parallel region takes
     `wake_cycles`, calling a kernel `launch_cycles`. A tile unit multiplies two tiles in `tile_dot_cycles`; with a load for each
     product, from L1 or L2, both take `tile_l1_cycles` or `tile_l2_cycles` together. Where it was not used for a while it turns
     itself off, and the next product waits for `tile_wake_cycles`. 0 where there is none.
+
+    Of the pages of 4 KiB on which constants lie translations are kept for `tlb_bytes`; each page takes `page_cycles` where more
+    was touched since. `place_cycles` go by until the first line comes from a place in memory that nothing foretells, whose
+    translation comes from there, too; `fault_cycles` until the system has given a page to who asked for memory. 0 where that was
+    not measured.
     """
 
     name: str
@@ -75,6 +83,11 @@ class Machine:
     tile_l1_cycles: float = 0.0
     tile_l2_cycles: float = 0.0
     tile_wake_cycles: float = 0.0
+    operations: float = 0.0
+    tlb_bytes: float = inf
+    page_cycles: float = 0.0
+    place_cycles: float = 0.0
+    fault_cycles: float = 0.0
     storage_gbs: float = 2.0  # 10^9 bytes a second from the file system that holds programs, past the page cache
     item_bytes: int = 4  # of the numbers that are counted
     resident: int = 1  # cores that parallel work is dealt to without waking any: of a GPU, lanes
@@ -83,6 +96,11 @@ class Machine:
     def lanes(self) -> int:
         """Numbers in a vector."""
         return max(self.vector_bytes // self.item_bytes, 1)
+
+    @property
+    def issued(self) -> float:
+        """Instructions of vectors in a cycle, where they are of several kinds."""
+        return max(self.operations, self.multiply_adds)
 
     @property
     def flops_per_second(self) -> float:
@@ -106,6 +124,12 @@ class Machine:
         if level is not self.l3 or touched <= level.size_bytes:
             return size_bytes / threads / level.bytes_per_cycle
         return max(size_bytes / threads / self.memory_bytes, size_bytes / self.shared_memory_bytes)
+
+    def walk_cycles(self, size_bytes: float, source_bytes: float, threads: int = 1) -> float:
+        """Cycles in which each of `threads` cores looks up the pages of its share of `size_bytes` of constants, when
+        `source_bytes` were touched since."""
+        pages = size_bytes / PAGE_BYTES / threads
+        return pages * self.page_cycles if source_bytes / threads > self.tlb_bytes else 0.0
 
     def fitted(self, measured: Mapping[str, object]) -> Machine:
         """This machine with the numbers that `as_fit` wrote; what is no number that it knows is left out."""
@@ -155,20 +179,22 @@ def _caches(l1: tuple[int, int, float], l2: tuple[int, int, float], l3: tuple[in
 def _core(
     name: str,
     ghz: float,
-    vectors: Mapping[int, tuple[float, float, float, float]],
+    vectors: Mapping[int, tuple[float, ...]],
     latencies: tuple[float, float],
     caches: tuple[Cache, Cache, Cache],
     memory: tuple[float, float],
     tile: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
+    pages: tuple[float, float, float, float] = (inf, 0.0, 0.0, 0.0),
 ) -> dict[int, Machine]:
-    """One core by the lanes of its vectors: multiply-adds, dot products, loads and stores a cycle for each width it has."""
+    """One core by the lanes of its vectors: multiply-adds, dot products, loads and stores a cycle for each width it has, and all
+    operations, where they are known. `pages`: MiB that translations are kept for, and cycles of what waits for pages."""
     return {
         lanes: Machine(
             name,
             ghz,
             4 * lanes,
             32 if lanes == 16 else 16,
-            *rates,
+            *rates[:4],
             *latencies,
             *caches,
             *memory,
@@ -176,6 +202,11 @@ def _core(
             tile_l1_cycles=tile[1],
             tile_l2_cycles=tile[2],
             tile_wake_cycles=tile[3],
+            operations=sum(rates[4:]),
+            tlb_bytes=pages[0] * _MIB,
+            page_cycles=pages[1],
+            place_cycles=pages[2],
+            fault_cycles=pages[3],
         )
         for lanes, rates in vectors.items()
     }
@@ -196,7 +227,13 @@ _ROWS: dict[str, dict[int, Machine]] = {
     "zen2": _core("zen2", 3.2, {8: (2, 0, 2, 1)}, (5, 5), _caches((32, 8, 64), (512, 8, 26), (16, 16, 14)), (6, 12)),
     "zen3": _core("zen3", 3.4, {8: (2, 0, 2, 1)}, (4, 4), _caches((32, 8, 64), (512, 8, 26), (32, 16, 14)), (6, 12)),
     "zen4": _core(
-        "zen4", 3.7, {8: (2, 2, 2, 1), 16: (1, 1, 1, 0.5)}, (4, 6), _caches((32, 8, 64), (1024, 8, 26), (32, 16, 14)), (6, 12)
+        "zen4",
+        3.7,
+        {8: (2, 2, 2, 1), 16: (1, 1, 1, 0.5, 2)},
+        (4, 6),
+        _caches((32, 8, 64), (1024, 8, 26), (32, 16, 14)),
+        (6, 12),
+        pages=(12, 70, 1600, 1100),
     ),
     "zen5": _core(
         "zen5", 3.9, {8: (2, 2, 2, 1), 16: (2, 2, 2, 1)}, (4, 6), _caches((48, 12, 128), (1024, 16, 26), (32, 16, 16)), (5, 10)

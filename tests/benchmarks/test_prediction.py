@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from prefuse.benchmarks.prediction import Found, GroupError, family_of, read, summary, write
+from prefuse.benchmarks.prediction.errors import Found, GroupError, family_of, read, summary, write
 from prefuse.kernels.registry import TEMPLATES
 
 GROUPS = (

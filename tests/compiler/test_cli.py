@@ -84,6 +84,24 @@ def test_run_compares_with_onnxruntime(prefuse_cli: Terminal, model: Path) -> No
     prefuse_cli("run", model, "--compare", "onnxruntime", "--repeat", 2, "--tolerance", -1, status=1)
 
 
+def test_what_onnxruntime_cannot_run_is_a_fault_of_the_model(prefuse_cli: Terminal, tmp_path: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["": 24]> main (bfloat16[2,4] x) => (bfloat16[2,4] y) { y = Swish(x) }'
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    for verb in (["run", "--repeat", 1, "--compare", "onnxruntime"], ["bisect"]):
+        assert "cannot run it" in prefuse_cli(*verb, tmp_path / "m.onnx", status=1)
+    prefuse_cli("bisect", tmp_path / "m.onnx", "--engine", "reference", "--tolerance", 1e-2)
+
+
+def test_outputs_of_any_names_are_written(prefuse_cli: Terminal, tmp_path: Path) -> None:
+    graph = "main (float[2] self) => (float[2] file, float[2] args) { file = Neg(self) args = Abs(self) }"
+    text = f'<ir_version: 8, opset_import: ["": 18]> {graph}'
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    prefuse_cli("run", tmp_path / "m.onnx", "--repeat", 1, "-o", tmp_path / "found.npz")
+    with np.load(tmp_path / "found.npz") as found:
+        np.testing.assert_array_equal(found["args"], abs(found["file"]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["found.npz", "m.onnx"]
+
+
 def test_symbolic_dimensions_need_a_shape(prefuse_cli: Terminal, dynamic: Path) -> None:
     assert "--shape NAME=SIZE" in prefuse_cli("run", dynamic, status=1)
     found = prefuse_cli.json("run", dynamic, "--shape", "x=3,4", "--repeat", 1)
@@ -246,6 +264,9 @@ def test_doctor_says_whether_tiles_are_granted(
         (["compile", "{model}", "--database", "absent.json"], 1, "give a file of prefuse tune"),
         (["compile", "{model}", "--target", "cpux"], 1, "unknown target"),
         (["compile", "{model}", "-o", "/no/such/folder/x.prefuse"], 1, "give the path of a file"),
+        (["compile", "."], 1, "Is a directory"),
+        (["run", "{model}", "-o", "/no/such/folder/x.npz"], 1, "give the path of a file"),
+        (["run", "{model}", "-o", "/proc/x.npz"], 1, "cannot be written"),
         (["opt", "{model}", "--pipeline", "fuse-epilog"], 1, "did you mean 'fuse-epilogue'"),
         (["opt", "{model}", "-o", "x.json"], 1, "write .onnx or .txt"),
         (["opt", "{model}", "--start", "nothing"], 1, "nothing"),
@@ -257,6 +278,17 @@ def test_faults(prefuse_cli: Terminal, model: Path, arguments: list[str], status
     if status == 1:
         error = prefuse_cli.json(*arguments, status=1)["error"]
         assert message in f"{error['what']}; {error['fix']}"
+
+
+@pytest.mark.parametrize(
+    ("redirection", "status", "message"), [(">/dev/full", 1, "No space left"), (">&-", 0, ""), ("|true", 0, "")]
+)
+def test_results_that_cannot_be_printed(model: Path, redirection: str, status: int, message: str) -> None:
+    command = f"{sys.executable} -m prefuse inspect {model} {redirection}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert message in done.stderr if message else not done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("command", [[str(Path(sys.executable).with_name("prefuse"))], [sys.executable, "-m", "prefuse"]])
@@ -417,7 +449,7 @@ def test_explain(prefuse_cli: Terminal, rejoined: Path) -> None:
         (["profile", "x.prefuse", "--compare", "none"], 1, "--compare needs a model"),
         (["profile", "{model}", "--compare", "fuse-epilog"], 1, "did you mean 'fuse-epilogue'"),
         (["profile", "{model}", "--trace", "/no/such/folder/t.json"], 1, "give the path of a file"),
-        (["profile", "{model}", "--target", "cuda:sm_90"], 1, "the limits of cuda:sm_90 cannot be measured"),
+        (["profile", "{model}", "--target", "cuda:sm_90"], 1, "run the program on a machine with an NVIDIA GPU"),
         (["profile", "{model}", "--runs", "0"], 2, "--runs"),
         (["predict", "x.prefuse"], 1, "predict needs a model"),
         (["predict", "{model}", "--target", "cuda:sm_90"], 1, "is not estimated"),

@@ -1,0 +1,1 @@
+"""How far predictions of programs are from the programs."""
