@@ -16,7 +16,7 @@ from typing import Any
 import tvm_ffi
 from tvm import tirx
 
-from ...kernels.cost.estimate import bytes_of_values
+from ...kernels.cost.estimate import Estimate, bytes_of_values
 from ...runtime.hardware.machine import PAGE_BYTES
 from ...runtime.target import Target
 from ..lowering.planning import LoweredGroup, launch_label
@@ -30,8 +30,9 @@ _WORKSPACE = "/workspace"  # no value of a graph is called so
 class Distances:
     """Bytes that are touched after a launch's largest constant, or activation, was, before it is again.
 
-    A constant is read in the same order each time, so that half of the launch comes before an element of it; an activation, which
-    may be written in another order than it is read, is counted until the launch is through.
+    A constant is read in the same order each time, so that half of the launch's other operands, and all of itself, come between
+    two reads of an element; an activation, which may be written in another order than it is read, is counted until the launch is
+    through.
     """
 
     constants: float
@@ -62,10 +63,17 @@ def predicted_us(lowered: Sequence[LoweredGroup], target: Target) -> dict[str, f
 
 
 def faulting_us(item: LoweredGroup, target: Target) -> float:
-    """How long a launch waits for the pages of large results that the caller gets, in memory that each call asks the system for."""
+    """How long a launch waits for the pages of large results of the caller's, for which each call asks the system."""
     results = [item.group.types[value.name].size_bytes for value in item.node.outputs if value.name and value.is_graph_output()]
     pages = sum(size_bytes // PAGE_BYTES for size_bytes in results if size_bytes >= _NEW_BYTES)
     return _us(pages * target.machine.fault_cycles, target)
+
+
+def walking_us(estimate: Estimate, since: Distances, target: Target, threads: int) -> float:
+    """How long a launch looks up pages of constants, which it finds known where it is launched again and again."""
+    if estimate.constant_bytes / threads > target.machine.tlb_bytes:
+        return 0.0
+    return _us(target.machine.walk_cycles(estimate.constant_bytes, since.constants, threads), target)
 
 
 def _us(cycles: float, target: Target) -> float:
@@ -94,7 +102,8 @@ def reuse_distances(lowered: Sequence[LoweredGroup]) -> list[Distances]:
         if time >= count:
             constant, activation = (_largest(item, names) for names in (_constants(item), _activations(item)))
             read, written = touched.last.get(constant, time - 1), touched.last.get(activation, 0)
-            since = touched.between(read, sizes) - sum(sizes.values()) / 2
+            others = sum(size for name, size in sizes.items() if touched.last.get(name) != read)
+            since = touched.between(read, sizes) - others / 2
             until = touched.between(written if written >= count else time - 1, sizes)
             found.append(Distances(min(since, most), min(until, most)))
         touched.touch(sizes, time)

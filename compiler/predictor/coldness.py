@@ -31,7 +31,6 @@ def farness(estimate: Estimate, since: Distances, machine: Machine, threads: int
 
     def cycles(constants_from: float, streamed_from: float) -> float:
         constants = machine.read_cycles(estimate.constant_bytes, constants_from, dealt)
-        constants += machine.walk_cycles(estimate.constant_bytes, constants_from, dealt)
         return constants + machine.read_cycles(estimate.streamed_bytes, streamed_from, dealt)
 
     least, most = cycles(near, near), cycles(inf, max(near, min(near + 1, machine.l3.size_bytes)))

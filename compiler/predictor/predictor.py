@@ -22,7 +22,7 @@ from ...runtime.precision import Precision
 from ...runtime.profile import GroupDescription
 from ...runtime.target import Target
 from ..driver import Kernels, PlannedModel
-from ..estimates.launches import Distances, faulting_us, has_parallel_loop, reuse_distances
+from ..estimates.launches import Distances, faulting_us, has_parallel_loop, reuse_distances, walking_us
 from ..estimates.tile_unit import uses_tiles, waiting_us
 from ..ir.facts import source_of
 from ..ir.functions import computing_names, original_names
@@ -161,7 +161,9 @@ class Predictor:
             times.append(self._estimated_us(one) if run is None else run.near_us)
             near += times[-1]
             if run is not None:
-                more += self._farness(one) * (run.between(1.0) - run.near_us)
+                far = self._farness(one)
+                near += (1 - far) * self._walking_us(one)
+                more += far * (run.between(1.0) - run.near_us)
         near += sum(faulting_us(one.item, self.target) for one in launches)
         near += sum(waiting_us(((one.item.kernel, time) for one, time in zip(launches, times, strict=True)), self.target))
         return Witness(time_us, near, more)
@@ -221,7 +223,8 @@ class Predictor:
     def _time(self, one: _Launch, scales: Mapping[str, float]) -> tuple[float, Source]:
         """Of a launch whose tile unit is on."""
         if (run := self._run(one)) is not None:
-            return run.between(self.coldness * self._farness(one)), "measured"
+            far = self._farness(one)
+            return run.between(self.coldness * far) + (1 - far) * self._walking_us(one), "measured"
         time_us, template = self._estimated_us(one), one.item.kernel.template
         return (time_us * scales[template], "scaled") if template in scales else (time_us, "estimate")
 
@@ -253,6 +256,9 @@ class Predictor:
 
     def _farness(self, one: _Launch) -> float:
         return farness(one.estimate, one.since, self._machine, self._threads(one))
+
+    def _walking_us(self, one: _Launch) -> float:
+        return walking_us(one.estimate, one.since, self.target, self._threads(one))
 
     def _estimated_us(self, one: _Launch) -> float:
         since = one.since

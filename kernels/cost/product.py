@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import ceil
 
@@ -29,10 +30,23 @@ def product_estimate(m: int, n: int, k: int, machine: Machine, *, k_pack: int = 
 
     Its bytes are those of float32 products by constant weights; `estimate.with_bytes` counts those of a group.
     """
-    how = {"shifted_loads": False, "b_padded": True, "streams_b": True, "cuts_last": True}
     item, is_dot = machine.item_bytes, unit != "fma" and machine.dots > 0
     one = replace(machine, multiply_adds=machine.dots, sum_latency=machine.dot_latency) if is_dot else machine
-    best = ranked_tiles(m, n, ceil(k / k_pack), one, **how, products=1 if is_dot else k_pack)[0]
+    tiles = partial(
+        ranked_tiles,
+        m,
+        n,
+        ceil(k / k_pack),
+        one,
+        shifted_loads=False,
+        b_padded=True,
+        cuts_last=True,
+        products=1 if is_dot else k_pack,
+    )
+    best = tiles(streams_b=True)[0]
+    is_once = best.rows >= m  # one tile has all rows: no panel is read again, from L2
+    if is_once:
+        best = tiles(streams_b=False)[0]
     return Estimate(
         batch * best.cycles,
         2 * batch * m * n * k,
@@ -40,7 +54,7 @@ def product_estimate(m: int, n: int, k: int, machine: Machine, *, k_pack: int = 
         item * batch * m * (n + k),
         unit=unit,
         overlap=min(best.rows / max(m, 1), 1.0),
-        constants_seen=SEEN_ONCE if best.rows >= m else UNHIDDEN,
+        constants_seen=SEEN_ONCE if is_once else UNHIDDEN,
     )
 
 

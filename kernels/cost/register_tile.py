@@ -9,7 +9,7 @@ from the cache that holds their panel, and the loop-carried latency of an accumu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product as nest
 from math import ceil
 
@@ -29,8 +29,8 @@ class Step:
     """What the cycles of one iteration over k of a tile depend on, but for the tile.
 
     `panel_bytes`: size of the panel of B, which is loaded from the cache that holds it. A `shifted` load of B crosses cache lines
-    and counts twice. `is_dot`: multiply-adds are dot products of neighbours along k. `products`: multiply-adds of an iteration, as
-    many as it loads neighbours along k in a word of B.
+    and counts twice. `is_dot`: multiply-adds are dot products of neighbours along k. `products`: multiply-adds of an iteration,
+    one for each neighbour along k in a word of B.
     """
 
     panel_bytes: float = 0.0
@@ -107,11 +107,9 @@ def ranked_tiles(
         products: multiply-adds of an iteration over k.
     """
     most_rows = _SET_ROWS if row_bytes and share_sets(row_bytes, machine) else MAX_ROWS
-    again = Step(panel_bytes(depth, machine) if streams_b else 0.0, shifted=shifted_loads, products=products)
-    once = replace(again, panel_bytes=0.0)  # where one tile has all rows no panel is read again
+    step = Step(panel_bytes(depth, machine) if streams_b else 0.0, shifted=shifted_loads, products=products)
 
     def cycles(rows: int, vectors: int) -> float:
-        step = again if rows < m else once
         last = last_rows(m, rows) if cuts_last else rows
         whole, rest = (tile_cycles(machine, height, vectors, depth, step) for height in (rows, last))
         return ceil(columns / (vectors * machine.lanes)) * ((ceil(m / rows) - 1) * whole + rest)

@@ -47,6 +47,14 @@ def prompts_of(tokens: Tokens, batch: int, vocabulary: int) -> list[list[int]]:
     return [list(map(int, row)) for row in rows]
 
 
+def has_no_rows(tokens: Tokens, batch: int) -> bool:
+    """Whether prompts of no sequence at all are given: an array of no rows, or an empty list in the place of several."""
+    shape = getattr(tokens, "shape", None)
+    if shape is not None:
+        return len(shape) == 2 and shape[0] == 0
+    return batch > 1 and isinstance(tokens, (list, tuple)) and not tokens
+
+
 def choice_of(
     batch: int,
     vocabulary: int,

@@ -49,12 +49,12 @@ class Machine:
     """A core, the caches it reads through, and what all cores share.
 
     `multiply_adds`, `dots`, `loads` and `stores` are instructions of whole vectors that a core makes in a cycle; `dots` are those
-    of pairs of bfloat16, 0 where there are none, `operations` those of any kind, as pipes add, compare and shuffle beside those
-    that multiply: 0 where no more than multiply-adds were seen. A sum waits `*_latency` cycles for the one before it. `memory_bytes` come from
-    memory to one core in a cycle, `shared_memory_bytes` to all cores together. Waking threads for a parallel region takes
-    `wake_cycles`, calling a kernel `launch_cycles`. A tile unit multiplies two tiles in `tile_dot_cycles`; with a load for each
-    product, from L1 or L2, both take `tile_l1_cycles` or `tile_l2_cycles` together. Where it was not used for a while it turns
-    itself off, and the next product waits for `tile_wake_cycles`. 0 where there is none.
+    of pairs of bfloat16, 0 where there are none; `operations` those of any kind, as pipes add, compare and shuffle beside those
+    that multiply, 0 where no more than multiply-adds were seen. A sum waits `*_latency` cycles for the one before it.
+    `memory_bytes` come from memory to one core in a cycle, `shared_memory_bytes` to all cores together. Waking threads for a
+    parallel region takes `wake_cycles`, calling a kernel `launch_cycles`. A tile unit multiplies two tiles in `tile_dot_cycles`;
+    with a load for each product, from L1 or L2, both take `tile_l1_cycles` or `tile_l2_cycles` together. Where it was not used
+    for a while it turns itself off, and the next product waits for `tile_wake_cycles`. 0 where there is none.
 
     Of the pages of 4 KiB on which constants lie translations are kept for `tlb_bytes`; each page takes `page_cycles` where more
     was touched since. `place_cycles` go by until the first line comes from a place in memory that nothing foretells, whose
@@ -233,7 +233,7 @@ _ROWS: dict[str, dict[int, Machine]] = {
         (4, 6),
         _caches((32, 8, 64), (1024, 8, 26), (32, 16, 14)),
         (6, 12),
-        pages=(12, 70, 1600, 1100),
+        pages=(12.28, 70, 1600, 1100),
     ),
     "zen5": _core(
         "zen5", 3.9, {8: (2, 2, 2, 1), 16: (2, 2, 2, 1)}, (4, 6), _caches((48, 12, 128), (1024, 16, 26), (32, 16, 16)), (5, 10)

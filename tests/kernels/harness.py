@@ -36,6 +36,7 @@ from .race_detector import RaceDetector, read_back
 
 POISON = 0xAB
 LEVELS = ("avx2", "avx512")
+_MANY = 4  # cases of a test, from which on some rest
 OPSET = 23
 _ONNX_TYPES = {np.dtype(ml_dtypes.bfloat16): onnx.TensorProto.BFLOAT16}
 
@@ -235,12 +236,14 @@ def check_in_turn(cases: Sequence[Case], level: str, levels: Sequence[str] = LEV
 def in_turn(cases: Sequence[Case], level: str, levels: Sequence[str] = LEVELS) -> list[Case]:
     """Those of the cases that run at this level today, of levels that differ in the width and the kinds of instructions alone.
 
-    A case runs at one of them each day, and at the next one tomorrow; after the last one it rests for as many days. So a run has
-    half of the cases and, over these, all levels, but not the product of the two, which takes LLVM several times as long:
-    `python -m tests.kernels` runs that.
+    A case runs at one of them each day, and at the next one tomorrow; of many cases each rests, after the last one, for as many
+    days. So a run has half of these and, over them, all levels, but not the product of the two, which takes LLVM several times
+    as long: `python -m tests.kernels` runs that.
     """
-    today = [one for one in levels if can_run(one)]
-    return dealt(cases, [case.label for case in cases], level, [*today, *(f"rest after {one}" for one in today)])
+    ways = [one for one in levels if can_run(one)]
+    if len(cases) >= _MANY:
+        ways += [f"rest after {one}" for one in ways]
+    return dealt(cases, [case.label for case in cases], level, ways)
 
 
 @cache

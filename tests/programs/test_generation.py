@@ -293,6 +293,15 @@ def test_what_a_call_may_not_ask(name: str, generator: Generator, texts: np.ndar
     np.testing.assert_array_equal(generator.generate(PROMPTS, 3), texts[:, :3])
 
 
+@pytest.mark.parametrize("nothing", [np.zeros((0, 5), np.int64), torch.zeros(0, 5, dtype=torch.int64), []])
+def test_no_rows_of_prompts_give_no_rows(nothing: Any, generator: Generator) -> None:
+    session = generator.session()
+    session.generate(PROMPTS, 2)
+    length = session.length
+    assert session.generate(nothing, 3).shape == (0, 3)
+    np.testing.assert_array_equal(session.length, length)
+
+
 def test_whole_numbers_may_be_those_of_numpy(generator: Generator, texts: np.ndarray) -> None:
     rows = [[*map(np.int64, PROMPTS[0])], torch.tensor(PROMPTS[1])]
     found = generator.generate(rows, np.int64(3), stop=np.int64(0), pad=np.int32(0), seed=np.uint64(5), top_k=np.int64(1))
@@ -304,6 +313,7 @@ def test_whole_numbers_may_be_those_of_numpy(generator: Generator, texts: np.nda
     ("change", "kind", "message"),
     [
         ({"max_tokens": 0}, OptionError, "max_tokens: 0 given"),
+        ({"max_tokens": 65}, OptionError, "the model has no position 64; give at most 64"),
         ({"batch": 1.5}, OptionError, "batch: 1.5 given"),
         ({"prefill": 16}, OptionError, "prefill: 16 given"),
         ({"prefill": (0,)}, OptionError, "prefill: 0 given"),
