@@ -14,7 +14,8 @@ test: $(INSTALLED)
 	# One process a core. Each begins with a run of the files, so that what their fixtures compile is compiled once, and takes over
 	# from the others when it has finished.
 	# DURATIONS=40 names the 40 tests and files that take the most CPU seconds.
-	$(BIN)/python -m pytest -q -n auto --dist worksteal $(if $(DURATIONS),--cpu-seconds=$(DURATIONS))
+	# Compiled sources are kept, whatever the environment says: the processes of a run import thousands of them.
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto --dist worksteal $(if $(DURATIONS),--cpu-seconds=$(DURATIONS))
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

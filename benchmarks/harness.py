@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from .engines.engine import Task
 from .probe import Probe
 from .reference import make_task, worst_error
 from .worker import Failure, Worker
@@ -85,25 +86,29 @@ def measure(model: str, settings: Settings, progress: Callable[[str], None]) -> 
     with TemporaryDirectory(prefix="prefuse-benchmark-") if settings.folder is None else nullcontext(settings.folder) as folder:
         progress("export and float64 reference")
         task, exact = make_task(model, settings.small, settings.batch, settings.threads, Path(folder))
-        task = replace(task, max_error=settings.max_error)
-        results: dict[str, Result] = {}
-        workers: dict[str, Worker] = {}
-        for engine in settings.engines:
-            progress(f"{engine} compiles")
-            worker = Worker(engine, task)
-            ready = worker.wait_ready()
-            if isinstance(ready, Failure):
-                worker.stop()
-                results[engine] = Result(model, engine, ready.reason)
-                continue
-            workers[engine] = worker
-            error = worst_error(ready.outputs, exact)
-            results[engine] = Result(
-                model, engine, error=error, compile_seconds=ready.compile_seconds, imported_bytes=ready.imported_bytes
-            )
-        rounds = _take_turns(workers, settings, progress)
-        for engine, worker in workers.items():
-            results[engine] = _with_times(results[engine], rounds, worker.stop())
+        return measure_task(replace(task, max_error=settings.max_error), exact, settings, progress)
+
+
+def measure_task(task: Task, exact: Sequence[np.ndarray], settings: Settings, progress: Callable[[str], None]) -> Measurement:
+    """Every engine on one task, whose errors are those against `exact`."""
+    results: dict[str, Result] = {}
+    workers: dict[str, Worker] = {}
+    for engine in settings.engines:
+        progress(f"{engine} compiles")
+        worker = Worker(engine, task)
+        ready = worker.wait_ready()
+        if isinstance(ready, Failure):
+            worker.stop()
+            results[engine] = Result(task.model, engine, ready.reason)
+            continue
+        workers[engine] = worker
+        error = worst_error(ready.outputs, exact)
+        results[engine] = Result(
+            task.model, engine, error=error, compile_seconds=ready.compile_seconds, imported_bytes=ready.imported_bytes
+        )
+    rounds = _take_turns(workers, settings, progress)
+    for engine, worker in workers.items():
+        results[engine] = _with_times(results[engine], rounds, worker.stop())
     return Measurement([results[engine] for engine in settings.engines], rounds.gflops, rounds.counted)
 
 

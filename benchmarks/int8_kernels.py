@@ -2,7 +2,8 @@
 
 Each problem is one kernel: bytes in, the product, scales, bias and rounding to bytes. The peak is that of the target's
 multiply-adds of the same format in registers, right before and after each problem; shares are medians over the turns, so that a
-clock that changes from second to second is in both. `--precision float32` measures the same products of floats.
+clock that changes from second to second is in both. `--precision float32` measures the same products of floats. `--rows` measures
+one row by stored weights instead: the bytes of weights that are read in a second, in units of those of float32 weights.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from prefuse.compiler.programs.options import Options
 from prefuse.kernels.formats.format import BF16_DOT, F32, U8_DOT, U8_MADD, Format
 from prefuse.runtime.executor import CompiledModel, load
 from prefuse.runtime.hardware.machine import host_machine
+from prefuse.runtime.precision import Weights
 from prefuse.runtime.target import Target, host_cpu_model
 from rich.console import Console
 from rich.table import Table
@@ -128,20 +130,38 @@ def _same(name: str) -> onnx.NodeProto:
     return helper.make_node("Identity", [name], ["y"])
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row by stored weights: medians over the turns; `share`: of the bytes a second of float32 weights in the same turn."""
+
+    shape: tuple[int, int]
+    weights: str
+    template: str
+    time_us: float
+    size_bytes: int
+    share: float
+
+    @property
+    def gigabytes(self) -> float:
+        """Bytes of weights a nanosecond."""
+        return self.size_bytes / self.time_us / 1e3
+
+
+ROW_SHAPES = ((768, 50304), (4096, 16384))
+_ROW_WEIGHTS: tuple[Weights | None, ...] = (None, "int8", "int4")
+
+
 class Bench:
     """The compiled program of a problem, its input, and the times of its launches so far."""
 
-    def __init__(self, problem: Problem, target: Target, precision: Precision) -> None:
-        self.problem = problem
-        options = Options(target, "bfloat16" if precision == "bfloat16" else "float32", profile=True)
-        proto = model_of(problem, precision)
+    def __init__(self, proto: onnx.ModelProto, options: Options) -> None:
         planned = plan_model(import_model(proto), options)
         anchored = [item for item in planned.lowered if item.kernel.flops] or planned.lowered
         self.template = "+".join(item.kernel.template for item in planned.lowered)
         self.choices = ", ".join(f"{one.name} {one.taken}" for item in anchored for one in item.kernel.choices)
         with TemporaryDirectory() as folder:
             path = Path(folder, "kernel.prefuse")
-            compile_model(import_model(proto), options, name=str(problem), output=path)
+            compile_model(import_model(proto), options, name="kernel", output=path)
             self.net = load(path)
         port = self.net.plan.inputs[0]
         rng = np.random.default_rng(1)
@@ -166,19 +186,45 @@ def peak_format(precision: Precision, target: Target) -> Format:
 def measure(problems: Sequence[Problem], target: Target, precision: Precision, turns: int) -> list[Measured]:
     """All problems, in turns with the peak."""
     peak, macs = multiply_add_program(target, peak_format(precision, target))
-    benches = [Bench(problem, target, precision) for problem in problems]
+    options = Options(target, "bfloat16" if precision == "bfloat16" else "float32", profile=True)
+    benches = [Bench(model_of(problem, precision), options) for problem in problems]
     times: list[list[float]] = [[] for _ in benches]
     shares: list[list[float]] = [[] for _ in benches]
     for _ in range(turns):
-        for bench, seen, parts in zip(benches, times, shares, strict=True):
+        for problem, bench, seen, parts in zip(problems, benches, times, shares, strict=True):
             before = _peak_us(peak)
             seen.append(bench.time_us())
             best = macs / ((before + _peak_us(peak)) / 2)
-            parts.append(bench.problem.macs / seen[-1] / best)
+            parts.append(problem.macs / seen[-1] / best)
     return [
-        Measured(one.problem, one.template, one.choices, float(np.median(seen)), one.predicted_us, float(np.median(parts)))
-        for one, seen, parts in zip(benches, times, shares, strict=True)
+        Measured(problem, one.template, one.choices, float(np.median(seen)), one.predicted_us, float(np.median(parts)))
+        for problem, one, seen, parts in zip(problems, benches, times, shares, strict=True)
     ]
+
+
+def measure_rows(shape: tuple[int, int], target: Target, turns: int) -> list[Row]:
+    """One row by weights of this shape as float32, int8 and int4, in turns."""
+    model = _row_model(shape)
+    benches = [Bench(model, Options(target, profile=True, weights=weights)) for weights in _ROW_WEIGHTS]
+    sizes = [bench.net.plan.weights_bytes for bench in benches]
+    times = np.array([[bench.time_us() for bench in benches] for _ in range(turns)])
+    rates = np.array(sizes) / times
+    shares = np.median(rates / rates[:, :1], axis=0)
+    medians = np.median(times, axis=0)
+    return [
+        Row(shape, weights or "float32", bench.template, float(time), size, float(part))
+        for weights, bench, time, size, part in zip(_ROW_WEIGHTS, benches, medians, sizes, shares, strict=True)
+    ]
+
+
+def _row_model(shape: tuple[int, int]) -> onnx.ModelProto:
+    depth, columns = shape
+    weights = np.random.default_rng(0).standard_normal(shape, np.float32) / np.float32(np.sqrt(depth))
+    given = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (1, depth))
+    result = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (1, columns))
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    graph = helper.make_graph(nodes, "main", [given], [result], [numpy_helper.from_array(weights, "w")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
 def _peak_us(peak: CompiledModel) -> float:
@@ -191,7 +237,8 @@ def _peak_us(peak: CompiledModel) -> float:
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Of one call.")
 @click.option("--precision", default="int8", show_default=True, type=click.Choice(["int8", "float32", "bfloat16"]))
 @click.option("--turns", default=15, show_default=True, type=click.IntRange(1), help="Of all problems.")
-def main(text: str, threads: int, precision: Precision, turns: int) -> None:
+@click.option("--rows", "is_rows", is_flag=True, help="One row by stored weights, instead of the problems.")
+def main(text: str, threads: int, precision: Precision, turns: int, is_rows: bool) -> None:
     """Measure all problems, costs being those of this machine."""
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     target = Target.parse(text, threads)
@@ -199,11 +246,22 @@ def main(text: str, threads: int, precision: Precision, turns: int) -> None:
         target = replace(target, machine=host_machine(host_cpu_model(), target.vector_lanes))
     if missing := target.missing_features():
         raise click.ClickException(f"this CPU lacks {', '.join(missing)}, which {target} needs")
+    if is_rows:
+        console.print(_rows_table([row for shape in ROW_SHAPES for row in measure_rows(shape, target, turns)], target))
+        return
     table = Table("problem", "template", "choices", "us", "predicted", "Gmac/s", "share", title=f"{target}, {precision}")
     for one in measure(PROBLEMS, target, precision, turns):
         numbers = (f"{one.time_us:.1f}", f"{one.predicted_us / one.time_us:.2f}", f"{one.gmacs:.1f}", f"{one.share:.3f}")
         table.add_row(str(one.problem), one.template, one.choices, *numbers)
     console.print(table)
+
+
+def _rows_table(rows: Sequence[Row], target: Target) -> Table:
+    table = Table("weights", "shape", "template", "us", "GB/s", "of float32's", title=f"{target}, one row")
+    for row in rows:
+        numbers = f"{row.time_us:.0f}", f"{row.gigabytes:.1f}", f"{row.share:.3f}"
+        table.add_row(row.weights, "x".join(map(str, row.shape)), row.template, *numbers)
+    return table
 
 
 if __name__ == "__main__":

@@ -111,14 +111,16 @@ def compile_ranges(
 
     given = builder.options
     unfit = {
-        f"target {given.target}": given.target.is_gpu,
-        f"precision {given.quantization}": bool(given.quantization),
-        "states": bool(given.states),
-        "memory_limit": given.memory_limit is not None,
+        f"target {given.target}": ("kernels of GPUs are written for one size", given.target.is_gpu),
+        f"precision {given.quantization}": ("scales are found for the sizes of the data", bool(given.quantization)),
+        "states": ("sessions keep them in memory that is planned for one size", bool(given.states)),
+        "memory_limit": ("weights are scheduled by bytes and times of one size", given.memory_limit is not None),
     }
-    for what, is_given in unfit.items():
+    for what, (reason, is_given) in unfit.items():
         if is_given:
-            raise OptionError("dims", f"there are no programs for ranges of sizes with {what}", "leave out dims, or that")
+            raise OptionError(
+                "dims", f"there are no programs for ranges of sizes with {what}: {reason}", "leave out dims, or that"
+            )
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         from .programs.module_ranges import ModuleRanges

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+
 from . import native
 from .constants.mapping import page_in
 from .device import Arena
@@ -56,6 +58,12 @@ class CpuArena:
     def memory(self) -> memoryview:
         """Its bytes, to write to."""
         return memoryview(self._memory)
+
+    def read(self, offset: int, size_bytes: int) -> np.ndarray:
+        return np.frombuffer(self._memory, np.uint8, size_bytes, offset).copy()
+
+    def write(self, offset: int, content: np.ndarray) -> None:
+        np.frombuffer(self._memory, np.uint8, content.size, offset)[:] = content
 
 
 class CpuInvocation:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+
 from .program_file import Program
 
 
@@ -12,6 +14,12 @@ class Arena(Protocol):
 
     @property
     def address(self) -> int: ...
+
+    def read(self, offset: int, size_bytes: int) -> np.ndarray:
+        """A copy of bytes, uint8. No call that writes them may be under way."""
+
+    def write(self, offset: int, content: np.ndarray) -> None:
+        """Set bytes, as contiguous uint8. No call that reads or writes them may be under way."""
 
 
 class Invocation(Protocol):

@@ -90,7 +90,7 @@ class CompiledModel(Shared):
                 first.run([np.zeros(port.type.shape, port.type.dtype) for port in self.inputs], {})
             self._idle.append(first)
 
-    def __call__(self, *inputs: object, **named: object) -> object:
+    def __call__(self, /, *inputs: object, **named: object) -> object:
         """Run the model.
 
         `out`, a keyword where no input has this name, gives memory for the results, which are written there: an array (a tuple
@@ -184,7 +184,7 @@ class CompiledModel(Shared):
         found = report.get("remarks") if isinstance(report, Mapping) else None
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
-    def profile(self, *inputs: object, runs: int = 20, **named: object) -> Profile:
+    def profile(self, /, *inputs: object, runs: int = 20, **named: object) -> Profile:
         """The times of each step in `runs` calls, after one that does not count.
 
         Raises:
@@ -242,7 +242,7 @@ class Context:
         """The states by name: to look at, set, reset, save and load. Raises OptionError where the model has none."""
         return session_states(self.kept)
 
-    def __call__(self, *inputs: object, **named: object) -> object:
+    def __call__(self, /, *inputs: object, **named: object) -> object:
         """Run the model, as `CompiledModel` does.
 
         Raises:

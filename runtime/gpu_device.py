@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
+
 from .device import Arena
 from .errors import DeviceError, ProgramFileError
 from .gpu.driver import WRONG_BINARY, Driver, DriverError
 from .gpu.installed import driver
-from .gpu.memory import DeviceMemory, GpuMemoryError, PinnedMemory
+from .gpu.memory import CallerStream, DeviceMemory, GpuMemoryError, PinnedMemory
 from .gpu.simulated_driver import simulated_driver
 from .gpu_invocation import GpuInvocation, GpuProfile, LoadedProgram, memory_error
 from .plan import STORAGE
@@ -36,16 +38,14 @@ class GpuExecutable:
 
     def bind(self, arena: Arena, states: Arena | None = None) -> GpuInvocation:
         """Raises DeviceError without a GPU, ProgramFileError where it cannot run this code."""
-        assert states is None, "a program for a GPU has no states"
         loaded = self._load()
         with _named_errors("arena"), loaded.gpu.active():
-            return GpuInvocation(loaded, arena)
+            return GpuInvocation(loaded, arena, states)
 
     def bind_profile(self, arena: Arena, states: Arena | None = None) -> GpuProfile:
-        assert states is None, "a program for a GPU has no states"
         loaded = self._load()
         with _named_errors("arena"), loaded.gpu.active():
-            return GpuProfile(loaded, arena)
+            return GpuProfile(loaded, arena, states)
 
     def _load(self) -> LoadedProgram:
         with self._lock:
@@ -54,6 +54,30 @@ class GpuExecutable:
                 with _named_errors("weights"), gpu.active():
                     self._loaded = _loaded(gpu, self._program)
             return self._loaded
+
+
+class GpuArena(DeviceMemory):
+    """Memory of one context, or of the states of a session."""
+
+    def __init__(self, gpu: Driver, size_bytes: int) -> None:
+        super().__init__(gpu, size_bytes, "activations")
+        self._gpu = gpu
+
+    def read(self, offset: int, size_bytes: int) -> np.ndarray:
+        content = np.empty(size_bytes, np.uint8)
+        if size_bytes:
+            with _named_errors("states"), self._gpu.active():
+                own = CallerStream(self._gpu)
+                self._gpu.copy_out(content.ctypes.data, self.address + offset, size_bytes, own.stream)
+                self._gpu.synchronize(own.stream)
+        return content
+
+    def write(self, offset: int, content: np.ndarray) -> None:
+        if content.size:
+            with _named_errors("states"), self._gpu.active():
+                own = CallerStream(self._gpu)
+                self._gpu.copy_in(self.address + offset, content.ctypes.data, content.size, own.stream)
+                self._gpu.synchronize(own.stream)
 
 
 class GpuDevice:
@@ -67,10 +91,10 @@ class GpuDevice:
     def load(self, program: Program) -> GpuExecutable:
         return GpuExecutable(program, self._find_driver)
 
-    def allocate(self, size_bytes: int) -> DeviceMemory:
+    def allocate(self, size_bytes: int) -> GpuArena:
         gpu = _found(self._find_driver)
         with _named_errors("arena"):
-            return DeviceMemory(gpu, size_bytes, "activations")
+            return GpuArena(gpu, size_bytes)
 
 
 class SimulatedDevice(GpuDevice):

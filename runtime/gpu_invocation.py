@@ -89,10 +89,10 @@ class LoadedProgram:
             self._functions[name] = self.gpu.function(self._module, name, shared_bytes)
         return self._functions[name]
 
-    def fixed_addresses(self, arena: int) -> dict[str, int]:
+    def fixed_addresses(self, arena: int, states: int) -> dict[str, int]:
         """Where buffers lie that are not the caller's."""
         assert self._constants is not None
-        starts = {Role.CONSTANT: self._constants.address, **dict.fromkeys(ARENA_ROLES, arena)}
+        starts = {Role.CONSTANT: self._constants.address, Role.STATE: states, **dict.fromkeys(ARENA_ROLES, arena)}
         placed = (buffer for buffer in self.plan.buffers if buffer.role in starts and buffer.space != STORAGE)
         return {buffer.name: starts[buffer.role] + (buffer.offset or 0) for buffer in placed}
 
@@ -102,14 +102,17 @@ class LoadedProgram:
 
 
 class GpuInvocation:
-    """The calls of one context. They run to completion but where torch says in which stream the caller is."""
+    """The calls of one context. They run to completion but where torch says in which stream the caller is.
 
-    def __init__(self, program: LoadedProgram, arena: Arena) -> None:
-        self._program, self._arena = program, arena
+    Those of a program with states always do: who reads or sets states finds them whole, and knows of a call that failed.
+    """
+
+    def __init__(self, program: LoadedProgram, arena: Arena, states: Arena | None) -> None:
+        self._program, self._arena, self._states = program, arena, states
         self._gpu: Driver = program.gpu
         plan = program.plan
         self._buffers: Mapping[str, Buffer] = {buffer.name: buffer for buffer in plan.buffers}
-        self._fixed = program.fixed_addresses(arena.address)
+        self._fixed = program.fixed_addresses(arena.address, 0 if states is None else states.address)
         self._uses: dict[str, list[_Use]] = {name: [] for name in plan.parameters}
         self._places: dict[str, int] = {}  # where the works have the caller's buffers now
         self._staged: dict[str, tuple[DeviceMemory, PinnedMemory]] = {}
@@ -139,7 +142,7 @@ class GpuInvocation:
         gpu, plan = self._gpu, self._program.plan
         on_gpu = [gpu.is_device_address(address) for address in addresses]
         stream = stream_of_torch() if any(on_gpu) else None
-        is_left = stream is not None and all(on_gpu) and not self._is_checked
+        is_left = stream is not None and all(on_gpu) and not self._is_checked and self._states is None
         self._stream = stream = self._own.stream if stream is None else stream
         if self._pending is not None and self._pending != stream:
             gpu.wait(stream, self._own.done)
@@ -301,8 +304,8 @@ class GpuInvocation:
 class GpuProfile:
     """As an invocation of a context, whose steps run one after the other, with a time after each; one address more takes them."""
 
-    def __init__(self, program: LoadedProgram, arena: Arena) -> None:
-        self._invocation = _TimedInvocation(program, arena)
+    def __init__(self, program: LoadedProgram, arena: Arena, states: Arena | None) -> None:
+        self._invocation = _TimedInvocation(program, arena, states)
 
     def __call__(self, *addresses: int) -> None:
         self._invocation(*addresses[:-1])
@@ -314,8 +317,8 @@ class GpuProfile:
 class _TimedInvocation(GpuInvocation):
     """Step by step in one stream, an event with a time before the first and after each."""
 
-    def __init__(self, program: LoadedProgram, arena: Arena) -> None:
-        super().__init__(program, arena)
+    def __init__(self, program: LoadedProgram, arena: Arena, states: Arena | None) -> None:
+        super().__init__(program, arena, states)
         self.begin_ns = 0
         self.times_ns: Sequence[int] = ()
         self._marks: list[Handle] = []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from numbers import Integral
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with NumPy)
 import numpy as np
@@ -14,6 +15,11 @@ from .errors import InputError
 
 if TYPE_CHECKING:
     import torch
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a user has given a whole number, one of NumPy's perhaps, and no flag."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_torch(value: object) -> bool:

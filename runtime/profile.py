@@ -318,7 +318,7 @@ def _words(step: Step) -> Iterator[str]:
 class Profiled(Protocol):
     """A program with counters."""
 
-    def profile(self, *inputs: object, runs: int = 20, **named: object) -> Profile: ...
+    def profile(self, /, *inputs: object, runs: int = 20, **named: object) -> Profile: ...
 
 
 def profile_in_turns(nets: Sequence[Profiled], inputs: Mapping[str, object], runs: int) -> tuple[Profile, ...]:

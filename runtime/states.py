@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import io
 import json
@@ -58,7 +57,7 @@ class States(Mapping[str, np.ndarray]):
         state = self._states[name]
         with self._held():
             self.require(name)
-            return self._array(state).copy()
+            return self._array(state)
 
     def __setitem__(self, name: str, value: object) -> None:
         """Give a state another value.
@@ -68,7 +67,7 @@ class States(Mapping[str, np.ndarray]):
         """
         array = self._checked(self._state(name), value)
         with self._held():
-            self._array(self._states[name])[...] = array
+            self._set(self._states[name], array)
             self._lost.discard(name)
 
     def lose(self) -> None:
@@ -119,7 +118,7 @@ class States(Mapping[str, np.ndarray]):
         arrays = self._read(Path(path), any_program=any_program)
         with self._held():
             for name, array in arrays.items():
-                self._array(self._states[name])[...] = array
+                self._set(self._states[name], array)
                 self._lost.discard(name)
 
     @property
@@ -159,20 +158,23 @@ class States(Mapping[str, np.ndarray]):
             self.lock.release()
 
     def _array(self, state: State) -> np.ndarray:
-        """A state's own memory."""
+        """A copy of a state."""
         kind = state.type
-        address = self.memory().address + (self._buffers[state.buffer].offset or 0)
-        content = np.ctypeslib.as_array((ctypes.c_uint8 * kind.size_bytes).from_address(address))
+        content = self.memory().read(self._buffers[state.buffer].offset or 0, kind.size_bytes)
         array: np.ndarray = content.view(kind.dtype).reshape(kind.shape)
         return array
 
+    def _set(self, state: State, array: np.ndarray) -> None:
+        """Write an array, of any bytes, to a state's memory."""
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self.memory().write(self._buffers[state.buffer].offset or 0, content)
+
     def _reset(self, state: State) -> None:
-        array = self._array(state)
         if state.initial is None:
-            array.reshape(-1).view(np.uint8).fill(0)
+            self._set(state, np.zeros(state.type.size_bytes, np.uint8))
             return
         start, constants = self._buffers[state.initial].offset or 0, self._program.constants
-        array.reshape(-1).view(np.uint8)[:] = constants[start : start + state.type.size_bytes]
+        self._set(state, constants[start : start + state.type.size_bytes])
 
     def _checked(self, state: State, value: object) -> np.ndarray:
         where = f"state {state.name!r}"

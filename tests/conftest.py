@@ -30,13 +30,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported lives until the end: the garbage collector need not walk through it again and again."""
+    """What has been imported lives until the end: the garbage collector need not walk through it again and again.
+
+    Between those before each module there are few of all generations, which Python begins the more often the more is frozen.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"The sample of the long suites was {VARIABLE}={sample_number()}, which runs it again.")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_collections() -> None:
+    """What earlier modules leave in memory lives on, too: tests that ask for a collection need not wait a second for each."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -58,14 +58,32 @@ MODULES = frozenset(map(module_of, SOURCES))
 
 
 @cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def text_of(path: Path) -> str:
+    return path.read_text()
 
 
-def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def statements_of(path: Path) -> tuple[ast.AST, ...]:
+    """The statements of a file, nested ones too: imports and functions are nowhere else."""
+    found: list[ast.AST] = []
+    pending: list[ast.AST] = [ast.parse(text_of(path))]
+    while pending:
+        node = pending.pop()
+        found.append(node)
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            pending += getattr(node, part, ())
+    return tuple(found)
+
+
+@cache
+def imports_of(path: Path) -> tuple[tuple[int, str], ...]:
     """Line and absolute name (inside the package) of each import of ours; bare or "prefuse." imports keep their text."""
+    return tuple(_imports_of(path))
+
+
+def _imports_of(path: Path) -> Iterator[tuple[int, str]]:
     package = path.parent.relative_to(ROOT).parts
-    for node in ast.walk(tree_of(path)):
+    for node in statements_of(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names if is_ours(alias.name))
         elif isinstance(node, ast.ImportFrom) and node.level:
@@ -83,7 +101,7 @@ def is_ours(name: str) -> bool:
 
 
 def is_relative(path: Path, line: int) -> bool:
-    statement = path.read_text().splitlines()[line - 1].strip()
+    statement = text_of(path).splitlines()[line - 1].strip()
     return statement.startswith("from .")
 
 
@@ -158,14 +176,13 @@ def test_functions_and_files_are_short() -> None:
     """The lines of a function are those of what is nested in it, too."""
     long_functions, long_files = [], []
     for path in (*SOURCES, *TESTS):
-        tree = tree_of(path)
-        functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        functions = (node for node in statements_of(path) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
         long_functions += [
             f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
             for node in functions
             if (node.end_lineno or 0) - node.lineno >= MOST_LINES_OF_FUNCTION
         ]
-        if len(path.read_text().splitlines()) > MOST_LINES_OF_FILE:
+        if len(text_of(path).splitlines()) > MOST_LINES_OF_FILE:
             long_files.append(str(path.relative_to(ROOT)))
     assert (long_functions, long_files) == ([], [])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -20,21 +21,32 @@ from .engine import Outputs, Run, Task
 _FOLDING = "canonicalize,eliminate-dead,merge-equal,fold-batchnorm,canonicalize,eliminate-dead"
 
 
+FileKind: TypeAlias = Literal["qdq", "qoperator", "dynamic"]
+_SUFFIXES: dict[FileKind, str] = {"qdq": ".ort-int8.onnx", "qoperator": ".ort-qoperator.onnx", "dynamic": ".ort-dynamic.onnx"}
+
+
 def prepare(task: Task) -> Run:
     """See `Engine`."""
-    path = task.onnx_path.with_suffix(".ort-int8.onnx")
-    if not path.exists():
-        kinds = {"activation_type": quantization.QuantType.QUInt8, "weight_type": quantization.QuantType.QInt8}
-        quantization.quantize_static(_folded(task), path, _Reader(task), per_channel=True, **kinds)
-    return _run(task, path)
+    return _run(task, quantized_file(task, "qdq"))
 
 
 def prepare_dynamic(task: Task) -> Run:
     """With ranges of activations that are found at run time."""
-    path = task.onnx_path.with_suffix(".ort-dynamic.onnx")
-    if not path.exists():
+    return _run(task, quantized_file(task, "dynamic"))
+
+
+def quantized_file(task: Task, kind: FileKind) -> Path:
+    """The model quantized by ONNX Runtime's tools, weights by channels, beside the task's file; one that is there is taken."""
+    path = task.onnx_path.with_suffix(_SUFFIXES[kind])
+    if path.exists():
+        return path
+    if kind == "dynamic":
         quantization.quantize_dynamic(_folded(task), path, per_channel=True, weight_type=quantization.QuantType.QInt8)
-    return _run(task, path)
+        return path
+    types = {"activation_type": quantization.QuantType.QUInt8, "weight_type": quantization.QuantType.QInt8}
+    form = quantization.QuantFormat.QDQ if kind == "qdq" else quantization.QuantFormat.QOperator
+    quantization.quantize_static(_folded(task), path, _Reader(task), quant_format=form, per_channel=True, **types)
+    return path
 
 
 class _Reader(quantization.CalibrationDataReader):  # type: ignore[misc]  # which has no types
@@ -55,7 +67,9 @@ def _folded(task: Task) -> Path:
         for value in model.graph.initializers.values():  # the tools move files that they cannot read then
             if isinstance(value.const_value, ir.ExternalTensor):
                 value.const_value = ir.tensor(value.const_value.numpy().copy(), name=value.name)
-        path.write_bytes(ir.to_proto(model).SerializeToString())
+        proto = ir.to_proto(model)
+        del proto.graph.value_info[:]  # the dynamic tool transposes weights of Gemm, and not what is said of their shapes
+        path.write_bytes(proto.SerializeToString())
     return path
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
+from pathlib import Path
 
 import click
 
@@ -56,17 +58,27 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line: status 0, 1 for a fault of the model, options or files, 2 for wrong usage, 130 for Ctrl-C."""
-    try:
-        status = cli(standalone_mode=False, prog_name="prefuse")
-        sys.exit(status if isinstance(status, int) else 0)
-    except CompileError as error:
-        fail(error)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
-        sys.exit(130)
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        if sys.__stdout__ is None:  # it was closed before
+            sys.stdout = nowhere
+        try:
+            status = cli(standalone_mode=False, prog_name="prefuse")
+            sys.stdout.flush()
+            sys.exit(status if isinstance(status, int) else 0)
+        except CompileError as error:
+            fail(error)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except OSError as error:
+            if error.filename is not None:  # verbs tell faults of files; writing to what is open names none
+                raise
+            if not isinstance(error, BrokenPipeError):  # who reads no further, as `head`, knows
+                click.echo(f"error: standard output: cannot be written: {error.strerror or error}", err=True)
+            sys.exit(1)
+        except (click.Abort, KeyboardInterrupt):
+            click.echo("interrupted", err=True)
+            sys.exit(130)
 
 
 def fail(error: CompileError) -> None:

@@ -6,11 +6,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import click
 from rich.console import Console
@@ -264,6 +265,28 @@ def read_inputs(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
         found = ", ".join(arrays) or "nothing"
         raise InputError(str(path), f"holds {found}", f"write one array for each input of the model: {', '.join(names)}")
     return arrays
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write an .npz file of arrays with any names (`numpy.savez` takes no "file"), whole or not at all.
+
+    Raises:
+        OptionError: it cannot be written there.
+    """
+    import numpy as np
+
+    temporary = path.with_name(f".{path.name}.{time.monotonic_ns()}.tmp")
+    try:
+        with ZipFile(temporary, "w", allowZip64=True) as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+        temporary.replace(path)
+    except OSError as error:
+        raise OptionError("--output", f"{path} cannot be written: {error.strerror or error}", "check the folder") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def random_arrays(net: Loaded, graph: ir.Model | None, seed: int) -> dict[str, np.ndarray]:

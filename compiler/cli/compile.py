@@ -51,7 +51,7 @@ def command(
 ) -> None:
     """Compile the ONNX file MODEL into one .prefuse file."""
     refuse_program(model, "compile")
-    path = output or Path(model.with_suffix(".prefuse").name)
+    path = output or Path(f"{model.stem or 'model'}.prefuse")  # a path such as ".", which is refused below, has no name
     check_output(path)
     begin = time.perf_counter()
     if shapes and dims:

@@ -16,6 +16,7 @@ from ...runtime.errors import InputError, OptionError
 from .common import JSON, check_output, show, size_text
 
 _COLUMNS = ("lower", "upper", "size")
+_FIX = "give a file with the columns id, lower, upper, size"
 
 
 @click.command("pack")
@@ -43,17 +44,17 @@ def command(file: Path, capacity: int | None, alignment: int, effort: str, outpu
     """
     if output is not None:
         check_output(output)
-    rows = _rows(file)
-    blocks = [_block(file, number, row) for number, row in enumerate(rows, 2)]
+    columns, rows = _rows(file)
+    blocks = [_block(file, number, row) for number, row in rows]
     begin = time.perf_counter()
     try:
-        packing = pack(blocks, alignment, capacity=capacity, effort="default" if effort == "default" else "max")
+        packing = pack(blocks, alignment, capacity=capacity, effort=next(one for one in EFFORTS if one == effort))
     except ValueError as error:
         raise InputError(str(file), str(error), "correct the sizes or offsets of these blocks") from None
     seconds = time.perf_counter() - begin
     assert not (faults := packing_faults(blocks, packing, alignment)), faults
     if output is not None:
-        _write(output, rows, packing)
+        _write(output, columns, [row for _, row in rows], packing)
     data = {
         "blocks": len(blocks),
         "total_bytes": packing.total_bytes,
@@ -84,22 +85,28 @@ def _sentence(packing: Packing, count: int, capacity: int | None) -> str:
     return f"{text}; the capacity is {capacity:,}: {why}"
 
 
-def _rows(file: Path) -> list[dict[str, str]]:
-    """The rows of a file, by its columns.
+def _rows(file: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """The columns of a file, and its rows by these, each with the number of the line on which it ends.
 
     Raises:
-        InputError: it is no text, or has not the columns.
+        InputError: it is no text, has not the columns, one of them twice, or a row of more cells.
     """
     try:
-        with file.open(newline="", encoding="utf-8") as text:
-            reader = csv.DictReader(text, strict=True)
-            names = [name.strip() for name in reader.fieldnames or ()]
-            rows = [{str(name).strip(): value or "" for name, value in row.items() if name is not None} for row in reader]
+        with file.open(newline="", encoding="utf-8-sig") as text:  # spreadsheets write a byte order mark
+            reader = csv.reader(text, strict=True)
+            lines = [(reader.line_num, line) for line in reader if line]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(str(file), f"is no CSV file ({error})", "give a file with the columns id, lower, upper, size") from None
+        raise InputError(str(file), f"is no CSV file ({error})", _FIX) from None
+    names = [name.strip() for name in (lines[0][1] if lines else ())]
     if missing := [name for name in _COLUMNS if name not in names]:
-        raise InputError(str(file), f"has no column {', '.join(missing)}", "give a file with the columns id, lower, upper, size")
-    return rows
+        raise InputError(str(file), f"has no column {', '.join(missing)}", _FIX)
+    if twice := [name for name in (*_COLUMNS, "offset") if names.count(name) > 1]:
+        raise InputError(str(file), f"has the column {twice[0]} {names.count(twice[0])} times", _FIX)
+    for number, line in lines[1:]:
+        if len(line) > len(names):
+            raise InputError(f"{file}, line {number}", f"{len(line)} cells for {len(names)} columns", _FIX)
+    padded = ((number, (*line, *[""] * (len(names) - len(line)))) for number, line in lines[1:])
+    return names, [(number, dict(zip(names, line, strict=True))) for number, line in padded]
 
 
 def _block(file: Path, line: int, row: Mapping[str, str]) -> Block:
@@ -122,10 +129,10 @@ def _block(file: Path, line: int, row: Mapping[str, str]) -> Block:
     return Block(lower, upper, size, *offset)
 
 
-def _write(path: Path, rows: Sequence[Mapping[str, str]], packing: Packing) -> None:
+def _write(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, str]], packing: Packing) -> None:
     try:
         with path.open("w", newline="", encoding="utf-8") as text:
-            writer = csv.DictWriter(text, [*(name for name in (rows[0] if rows else _COLUMNS) if name != "offset"), "offset"])
+            writer = csv.DictWriter(text, [*(name for name in columns if name != "offset"), "offset"])
             writer.writeheader()
             writer.writerows({**row, "offset": offset} for row, offset in zip(rows, packing.offsets, strict=True))
     except OSError as error:

@@ -21,6 +21,7 @@ from .common import (
     SHAPES,
     CompileArguments,
     Shapes,
+    check_output,
     compile_graph,
     concrete_model,
     is_program,
@@ -30,6 +31,7 @@ from .common import (
     show,
     table,
     with_compile_arguments,
+    write_arrays,
 )
 
 Arrays = dict[str, np.ndarray]
@@ -62,6 +64,8 @@ def command(
     """Run MODEL, an ONNX file or a .prefuse program. Exits with status 1 if --compare finds too large an error."""
     if compare:
         refuse_program(model, f"--compare {compare}")
+    if output:
+        check_output(output)
     if is_program(model):
         graph = None
         net: Loaded = load(model)
@@ -71,7 +75,7 @@ def command(
     inputs = read_inputs(inputs_path, net.input_names) if inputs_path else random_arrays(net, graph, seed)
     results = _call(net, inputs)
     if output:
-        np.savez(output, allow_pickle=False, **results)
+        write_arrays(output, results)
     latencies = {"prefuse": _latency_us(lambda: net(**inputs), repeat)}
     errors: dict[str, float] = {}
     if compare:
@@ -102,16 +106,23 @@ def _arrays(values: Iterable[tuple[str, object]]) -> Arrays:
 def _compare(
     path: Path, inputs: Arrays, results: Arrays, net: Loaded, threads: int, repeat: int
 ) -> tuple[dict[str, float], Latency]:
-    """Relative error of each output, and ONNX Runtime's latency with as many threads, on the file itself."""
+    """Relative error of each output, and ONNX Runtime's latency with as many threads, on the file itself.
+
+    Raises:
+        UnsupportedModelError: ONNX Runtime cannot run it.
+    """
     import onnxruntime
 
-    from ..debugging.oracle import relative_error
+    from ..debugging.oracle import engine_refused, relative_error
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors only
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    expected = session.run(None, inputs)
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        expected = session.run(None, inputs)
+    except Exception as error:
+        raise engine_refused(str(path), "ONNX Runtime", error) from error
     truths = _arrays(zip(net.output_names, expected, strict=True))
     both = results.keys() & truths.keys()  # a sequence may have another length
     errors = {name: relative_error(results[name], truths[name]) if name in both else math.inf for name in results | truths}

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
+from ...runtime.errors import UnsupportedModelError
 from ..engines.onnxruntime_session import OnnxRuntimeSession, serialized
 from ..engines.random_inputs import random_inputs
 from ..ir.functions import inline_all
@@ -18,7 +19,16 @@ from ..pipeline import Context, Pass, PassError, run_pipeline
 Engine = Literal["onnxruntime", "reference"]
 Arrays = dict[str, np.ndarray]
 
-__all__ = ["Arrays", "BisectResult", "Engine", "bisect_pipeline", "random_inputs", "relative_error", "run_model"]
+__all__ = [
+    "Arrays",
+    "BisectResult",
+    "Engine",
+    "bisect_pipeline",
+    "engine_refused",
+    "random_inputs",
+    "relative_error",
+    "run_model",
+]
 
 
 def run_model(
@@ -35,6 +45,12 @@ def run_model(
     else:
         results = _run_reference(model, inputs)
     return dict(zip(names, map(np.asarray, results), strict=True))
+
+
+def engine_refused(where: str, engine: str, error: Exception) -> UnsupportedModelError:
+    """The fault of a model that an engine, with which numbers shall be compared, cannot run."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return UnsupportedModelError(where, f"{engine} cannot run it: {lines[0]}", "compare with another engine, or with none")
 
 
 def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
@@ -80,8 +96,14 @@ def bisect_pipeline(
     """Find the first of `passes` after which the outputs differ from the original model's by more than `tolerance`.
 
     `model` is left as it is.
+
+    Raises:
+        UnsupportedModelError: the engine cannot run the original model.
     """
-    expected = run_model(model, inputs, engine)
+    try:
+        expected = run_model(model, inputs, engine)
+    except Exception as error:
+        raise engine_refused("model", engine, error) from error
     current = model.clone()
     for position, one in enumerate(passes):
         before = current.clone()

@@ -15,6 +15,7 @@ from ...runtime.generation.generator import Generator
 from ...runtime.generation.generator_file import Parts
 from ...runtime.generation.loop import GenerationLibrary
 from ...runtime.generation.session import Limits
+from ...runtime.interchange import is_integer
 from ...runtime.target import Target
 from ..api import compile_model
 from ..programs.builder import Progress
@@ -52,7 +53,7 @@ def compile_generation(
     if options.get("memory_limit") is not None:
         raise OptionError("memory_limit", "a step of generation reads all weights", "leave it out, or use weights='int8'")
     if Target.parse(target).is_gpu:
-        raise OptionError("target", f"programs for {target} keep no states", 'compile for "cpu"')
+        raise OptionError("target", f"no program for {target} chooses tokens", 'compile for "cpu"')
     given = _Request(sequences, most, counts, target, precision, name or _name_of(model), cache, progress, options)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
@@ -149,9 +150,9 @@ def assembled(programs: Mapping[int, CompiledModel], max_tokens: int, name: str)
 
 
 def _count(name: str, given: object, most: int) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= most:
+    if not is_integer(given) or not 1 <= given <= most:
         raise OptionError(name, f"{given!r} given", f"give a whole number from 1 to {most}")
-    return given
+    return int(given)
 
 
 def _counts(prefill: object, most: int) -> list[int]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from ...runtime.errors import UnsupportedModelError
+from ...runtime.errors import OptionError, UnsupportedModelError
 
 ROWS_STEP = 64  # rows of a cache are a multiple: attention looks at that many keys at a time
 
@@ -75,7 +75,9 @@ def check_step(step: CausalStep) -> None:
 
     Raises:
         UnsupportedModelError: it does not: the model wants to know something else of its caches than keys and values.
+        OptionError: the model's table of positions ends before the last token.
     """
+    _check_last_position(step)
     count, rows = min(11, step.max_tokens - 1), len(step.length)
     head = step.model.get_input_embeddings()  # type: ignore[operator]
     tokens = torch.arange(7, 7 + 5 * (count + 1), 5) % head.num_embeddings
@@ -96,6 +98,19 @@ def check_step(step: CausalStep) -> None:
     tolerance = 1e-3 if next(step.model.parameters()).dtype == torch.float32 else 0.1
     if not float((found - expected).norm(dim=-1).max()) <= tolerance * float(expected.norm()):
         raise UnsupportedModelError(name, "from a cache of fixed length it computes something else than without one", fix)
+
+
+def _check_last_position(step: CausalStep) -> None:
+    last = step.max_tokens - 1
+    try:
+        with torch.no_grad():
+            step.model(input_ids=torch.zeros(1, 1, dtype=torch.int64), position_ids=torch.full((1, 1), last), use_cache=False)
+    except IndexError:  # a table of learned positions; what else goes wrong, a step tells
+        most = getattr(step.model.config, "max_position_embeddings", None)
+        fix = "give fewer" if most is None else f"give at most {most}"
+        raise OptionError("max_tokens", f"{step.max_tokens} given, and the model has no position {last}", fix) from None
+    except (RuntimeError, TypeError, ValueError):
+        return
 
 
 class _Rows(CacheLayerMixin):  # type: ignore[misc]  # transformers has no types

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ...kernels.groups.group import Group, Op
 from ...runtime.precision import Precision
 from ...runtime.target import Target
+from ..ir.aliases import view_root
 from ..ir.assignments.node_precision import most_exact, precision_in
 from ..ir.bounds import Bounded, bounded_of, trim_of
 from ..ir.constants import constant_tensor
@@ -19,6 +20,7 @@ from ..ir.facts import tensor_type
 from ..ir.functions import body_of, is_fused, metadata_of
 from ..ir.kinds import Kind, kind_of
 from ..ir.shared_weights import PANELS, has_shared_weights
+from ..ir.states import state_inputs
 from ..ir.stored_weights import ROW_BITS
 from ..ir.symbolic.symbols import constant_sizes
 from .product_chains import precise_products
@@ -41,10 +43,12 @@ class GroupReader:
     precision: Precision
     precise: Mapping[ir.Node, Precision] = field(init=False)
     on_branches: frozenset[ir.Node] = field(init=False)
+    states: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.precise = precise_products(self.model, self.target, self.precision)
         self.on_branches = convolutions_on_branches(self.model)
+        self.states = state_inputs(self.model)
 
     def group_of(self, node: ir.Node) -> Group:
         """The group of a node, with its precision and its place.
@@ -54,8 +58,13 @@ class GroupReader:
         """
         precision = _precision_of(self.model, node, self.precise.get(node, self.precision))
         found = group_of(self.model, node)
-        shares_weights = has_shared_weights(self.model)
-        return replace(found, precision=precision, is_on_branch=node in self.on_branches, shares_weights=shares_weights)
+        return replace(
+            found,
+            precision=precision,
+            is_on_branch=node in self.on_branches,
+            shares_weights=has_shared_weights(self.model),
+            updates_state=any(view_root(value).name in self.states for value in node.inputs if value is not None),
+        )
 
 
 def _precision_of(model: ir.Model, node: ir.Node, program: Precision) -> Precision:

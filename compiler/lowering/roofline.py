@@ -12,8 +12,8 @@ from ...kernels.codegen.builder import KernelBuilder
 from ...kernels.formats.format import BF16_DOT, F32, Format
 from ...kernels.formats.multiply_add import multiply_add_of
 from ...kernels.microkernels.amx_unit import COLUMNS, DEPTH, ROWS, WORDS, tile_unit
-from ...runtime.errors import OptionError
 from ...runtime.executor import CompiledModel
+from ...runtime.hardware.gpu import GpuMachine, gpu_machine
 from ...runtime.plan import ARENA, CALLER, CONSTANTS, Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
 from ...runtime.profile import Limits
 from ...runtime.program_file import Program
@@ -29,17 +29,23 @@ _ELEMENTS = 1 << 25  # float32 copied: 128 MiB, more than caches hold
 _RUNS = 5
 
 
+def _assumed_limits(gpu: GpuMachine) -> Limits:
+    """By the row of a GPU: multiply-adds of float32, and 16-bit floats on the matrix unit."""
+    clocks = gpu.multiprocessors * gpu.ghz * 1e9
+    method = f"as the cost model has them of {gpu.name}: not measured"
+    half = max(gpu.half_flops, gpu.warpgroup_flops) * clocks
+    return Limits(gpu.fma_flops * clocks, gpu.memory_gbs * 1e9, method, bfloat16_flops_per_second=half)
+
+
 def measure_limits(target: Target) -> Limits:
     """The most flops and bytes a second on the threads of a target, each the best of a few runs; takes about a second.
 
     Multiply-adds work on registers alone, and so do products of pairs of bfloat16 where the target has AVX512_BF16, and of tiles
     where it has AMX. The copy counts what it reads and what it writes, not that a cache may read a line before it is written.
-
-    Raises:
-        OptionError: the target is a GPU.
+    Those of a GPU are what the cost model assumes, and nothing is measured.
     """
     if target.is_gpu:
-        raise OptionError("target", f"the limits of {target} cannot be measured", "profile a program for the CPU")
+        return _assumed_limits(gpu_machine(target.level))
     net = _program(target)
     plan = net.plan
     stamps = net.profile(np.ones(_ELEMENTS, np.float32), runs=_RUNS).stamps_ns

@@ -26,7 +26,7 @@ from ..estimates.launches import Distances, faulting_us, has_parallel_loop, reus
 from ..estimates.tile_unit import uses_tiles, waiting_us
 from ..ir.facts import source_of
 from ..ir.functions import computing_names, original_names
-from ..lowering.planning import LoweredGroup
+from ..lowering.planning import LoweredGroup, launch_label
 from ..lowering.tvm_importer import TEMPLATE
 from ..programs.digest import combine
 from ..programs.run_database import Measured, Place, Run, add_runs, known_runs
@@ -199,7 +199,8 @@ class Predictor:
         """The launches of a plan in order; when they begin is not known yet."""
         scales = self._scales()
         steps = [step for step in planned.plan.steps if isinstance(step, Launch)]
-        launches = self._launches(planned.lowered)
+        groups = {launch_label(item): item for item in planned.lowered}  # of which a memory limit may launch some twice
+        launches = self._launches([groups[step.label] for step in steps])
         times = [self._time(one, scales) for one in launches]
         waits = waiting_us([(one.item.kernel, time_us) for one, (time_us, _) in zip(launches, times, strict=True)], self.target)
         for step, one, (time_us, source), wait_us in zip(steps, launches, times, waits, strict=True):

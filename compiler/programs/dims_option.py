@@ -10,6 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from ...runtime.errors import InputError, OptionError
+from ...runtime.interchange import is_integer
 from ...runtime.symbolic.sizes import MOST_POINTS, Dim
 
 if TYPE_CHECKING:
@@ -142,10 +143,11 @@ def _dim_of_axis(own_name: str, given: object, ranges: Mapping[str, Dim]) -> Dim
 
 
 def _dim(name: str, found: object, fix: str) -> Dim:
-    if isinstance(found, int) and not isinstance(found, bool):
+    if is_integer(found):
         found = found, found
-    numbers = tuple(found) if isinstance(found, Sequence) and not isinstance(found, str) else ()
-    if len(numbers) not in (2, 3) or not all(isinstance(one, int) and not isinstance(one, bool) for one in numbers):
+    given = tuple(found) if isinstance(found, Sequence) and not isinstance(found, str) else ()
+    numbers = [int(one) for one in given if is_integer(one)]
+    if len(numbers) not in (2, 3) or len(numbers) < len(given):
         _refuse(name, f"{found!r} is no range", fix)
     if not 0 <= numbers[0] <= numbers[1] or (len(numbers) > 2 and numbers[2] < 1):
         _refuse(name, f"{found!r} has no sizes", fix)

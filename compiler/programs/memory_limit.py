@@ -6,6 +6,7 @@ import re
 
 from ...runtime.errors import OptionError
 from ...runtime.hardware.memory_limit import MemoryLimit, machine_bytes
+from ...runtime.interchange import is_integer
 
 _UNITS = {"B": 1} | {f"{prefix}iB": 1 << 10 * power for power, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}B": 10 ** (3 * power) for power, prefix in enumerate(("K", "M", "G", "T"), 1)}
@@ -21,8 +22,8 @@ def parse_memory_limit(value: object) -> MemoryLimit | None:
     """
     if value is None or isinstance(value, MemoryLimit):
         return value
-    if isinstance(value, int) and not isinstance(value, bool):
-        return _of_bytes(value, value)
+    if is_integer(value):
+        return _of_bytes(int(value), value)
     match = _TEXT.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise OptionError("memory_limit", f"{value!r} is no amount of memory", _FIX)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ...runtime.errors import OptionError
 from ...runtime.hardware.memory_limit import MemoryLimit
+from ...runtime.interchange import is_integer
 from ...runtime.precision import PRECISIONS, WEIGHTS, Precision, Weights
 from ...runtime.target import Target
 from .memory_limit import parse_memory_limit
@@ -69,7 +70,7 @@ def parse_options(target: str, precision: str, extra: Mapping[str, object], *, q
     if not isinstance(target, str):
         raise OptionError("target", f"{target!r} is not a string", 'use "cpu"')
     threads, pipeline = extra.get("threads"), extra.get("pipeline")
-    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool)):
+    if threads is not None and not is_integer(threads):
         raise OptionError("threads", f"{threads!r} is not a whole number", "give the number of threads of one call")
     random = _flag(extra, "random", "say whether the model may draw random numbers")
     profile = _flag(extra, "profile", "say whether the program shall have counters")
@@ -77,7 +78,7 @@ def parse_options(target: str, precision: str, extra: Mapping[str, object], *, q
         pipeline = _check_pipeline(pipeline)
     quantization = precision if quantizes and precision in QUANTIZATIONS else ""
     exactness = "float32" if quantization else parse_precision(precision)
-    parsed = Target.parse(target, threads)
+    parsed = Target.parse(target, None if threads is None else int(threads))
     if quantization:
         exactness = _precision_beside_int8(parsed)
     configurations = known_configurations(extra.get("tuning", True), parsed, exactness)

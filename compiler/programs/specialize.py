@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -125,10 +126,11 @@ class SpecializedModel(Shared):
         self._lock = threading.Lock()
         self._calls = count()
         self._entries: dict[Hashable, _Entry] = {}  # by the signature of a call
+        self._forgotten: set[Hashable] = set()  # signatures of programs that are no longer in memory
         self._shortcuts: dict[Hashable, _Shortcut] = {}  # by what a call shows without being bound to parameters
         self._session = SpecializedContext(self)  # of calls of the model itself, if it has states
 
-    def __call__(self, *inputs: object, **named: object) -> object:
+    def __call__(self, /, *inputs: object, **named: object) -> object:
         """Run the model, compiled for these inputs.
 
         Raises:
@@ -139,11 +141,11 @@ class SpecializedModel(Shared):
         found, tensors = self._find(inputs, named)
         return self._session.run(found, tensors) if found.has_states else found.run(found.model, tensors)
 
-    def specialize(self, *inputs: object, **named: object) -> CompiledModel | StagedModel:
+    def specialize(self, /, *inputs: object, **named: object) -> CompiledModel | StagedModel:
         """The program for inputs like these, as a model of its own: it takes and returns their tensors in a row."""
         return self._find(inputs, named)[0].model
 
-    def profile(self, *inputs: object, runs: int = 20, **named: object) -> Profile:
+    def profile(self, /, *inputs: object, runs: int = 20, **named: object) -> Profile:
         """The times of each step in `runs` calls with these inputs. Raises as `CompiledModel.profile`, and CompileError."""
         found, tensors = self._find(inputs, named)
         return found.model.profile(*tensors, runs=runs)
@@ -182,7 +184,8 @@ class SpecializedModel(Shared):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all specialisations in memory to one `.prefuse` file. What is loaded from it runs the program for the sizes of a
-        call, and takes and returns tensors in a row; sizes that no call has had yet have none.
+        call, and takes and returns tensors in a row; sizes that no call has had yet have none, nor, with a warning, those
+        whose programs have left memory.
 
         Raises:
             OptionError: there is none yet, or they differ in more than sizes, keep states, or are in stages.
@@ -195,6 +198,9 @@ class SpecializedModel(Shared):
         if len(found) == 1 and type(found[0]) is Specialization:
             found[0].model.save(path)
             return
+        if self._forgotten:
+            what = f"{len(self._forgotten)} programs of earlier calls are not saved: the {self._capacity} used last are in memory"
+            warnings.warn(f"{self._source.name}: {what}; call the others again and save them to another file", stacklevel=2)
         members = [one.member() for one in found]
         if fault := differences(members):
             raise OptionError("save", f"its programs are no set: {fault}", "save each for itself: net.specialize(...).save(path)")
@@ -233,6 +239,7 @@ class SpecializedModel(Shared):
             is_mine = entry is None
             if entry is None:
                 entry = self._entries[call.signature] = _Entry(Future(), 0, replace(call, tensors=()))
+                self._forgotten.discard(call.signature)
             entry.used = next(self._calls)
         if is_mine:
             self._compile(call, entry.future)
@@ -249,7 +256,9 @@ class SpecializedModel(Shared):
             return
         with self._lock:
             while len(self._entries) > self._capacity:
-                gone = self._entries.pop(min(self._entries, key=lambda signature: self._entries[signature].used))
+                oldest = min(self._entries, key=lambda signature: self._entries[signature].used)
+                gone = self._entries.pop(oldest)
+                self._forgotten.add(oldest)
                 self._shortcuts = {key: known for key, known in self._shortcuts.items() if known.entry is not gone}
 
     @property
@@ -287,7 +296,7 @@ class SpecializedContext:
         self._states: States | None = None
         self._lock = threading.Lock()  # of the contexts
 
-    def __call__(self, *inputs: object, **named: object) -> object:
+    def __call__(self, /, *inputs: object, **named: object) -> object:
         """Run the model, as `SpecializedModel` does."""
         return self.run(*self._model._find(inputs, named))
 

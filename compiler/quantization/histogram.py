@@ -89,17 +89,19 @@ def _place(number: float, exponent: int) -> int:
 
 
 class ChannelMoments:
-    """Of each index along the last dimension of a tensor, over all batches: the least, the greatest, the mean square."""
+    """Of each index along a dimension of a tensor, over all batches: the least, the greatest, the mean square."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, axis: int = -1) -> None:
+        self._axis = axis
         self.low = np.zeros(channels)
         self.high = np.zeros(channels)
         self._squares = np.zeros(channels)
         self._count = 0
 
     def add(self, array: np.ndarray) -> None:
-        """Count the rows of a tensor [..., channels], whose elements are finite."""
-        rows = array.reshape(-1, array.shape[-1])
+        """Count a tensor, whose elements are finite."""
+        last = np.moveaxis(array, self._axis, -1)
+        rows = last.reshape(-1, last.shape[-1])
         if len(rows):
             self.low = np.minimum(self.low, rows.min(0))
             self.high = np.maximum(self.high, rows.max(0))

@@ -193,7 +193,10 @@ def _without_kernel(model: ir.Model, units: Iterable[Unit], target: Target) -> d
 
 def _smooth(model: ir.Model, units: Iterable[Unit], batches: Iterable[Batch], progress: Progress | None) -> dict[str, float]:
     groups = smoothable(list(units))
-    moments = {str(value.name): ChannelMoments(group[0].depth) for value, group in groups.items()}
+    moments = {
+        str(value.name): ChannelMoments(group[0].channels, 1 if group[0].is_convolution else -1)
+        for value, group in groups.items()
+    }
     finite = {name: _Finite(one) for name, one in moments.items()}
     if not groups:
         return {}

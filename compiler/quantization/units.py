@@ -61,6 +61,21 @@ class Unit:
         return self.node.op_type == "Conv"
 
     @property
+    def groups(self) -> int:
+        """Of a convolution; else 1."""
+        return self.node.attributes.get_int("group", 1) if self.is_convolution else 1
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each output channel reads one input channel."""
+        return self.groups > 1 and self.shape[1] == 1
+
+    @property
+    def channels(self) -> int:
+        """Of the activations: those of images, or the numbers of a row."""
+        return self.shape[1] * self.groups if self.is_convolution else self.depth
+
+    @property
     def channel_axis(self) -> int:
         """The dimension of the weights that is output channels, or columns of the result."""
         is_first = self.is_convolution or self.node.attributes.get_int("transB", 0) != 0

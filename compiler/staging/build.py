@@ -10,7 +10,9 @@ from itertools import count
 import numpy as np
 import onnx_ir as ir
 
+from ...runtime.errors import OptionError
 from ...runtime.executor import CompiledModel
+from ...runtime.hardware.memory_limit import MemoryLimit
 from ...runtime.plan import TensorType
 from ...runtime.staged.procedure import BranchStep, HostStep, LoopStep, MapStep, Procedure, Program, ProgramStep, ScanStep, Step
 from ...runtime.staged.staged import StagedPort, StagedProgram
@@ -49,10 +51,23 @@ def build_model(builder: Builder, key: str, model: ir.Model) -> CompiledModel | 
         return builder.build_program(key, lambda: model)
     what = "the model needs several programs, since its control flow or shapes depend on the data of a run, and has states"
     refuse_states(model, what, "leave the states inputs and outputs, and give each call what the one before returned")
+    _refuse_bytes(builder.options.memory_limit)
     procedure = _Staging(staged, builder).procedure()
     graph = staged.graph
     program = StagedProgram(builder.name, procedure, tuple(map(_port, graph.inputs)), tuple(map(_port, graph.outputs)))
     return StagedModel(program)
+
+
+def _refuse_bytes(limit: MemoryLimit | None) -> None:
+    """Refuse a limit in bytes, which each of several programs would take: a share of what each takes is that share of all.
+
+    Raises:
+        OptionError: the limit is one of bytes.
+    """
+    if limit is not None and limit.size_bytes is not None:
+        what = f"the model needs several programs, since its control flow or shapes depend on the data of a run, and {limit}"
+        fix = 'give a share, such as "50%", which all of them keep together'
+        raise OptionError("memory_limit", f"{what} would be the limit of each", fix)
 
 
 def _build_stage(builder: Builder, key: str, model: Callable[[], ir.Model]) -> CompiledModel | StagedModel:

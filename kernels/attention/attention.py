@@ -177,7 +177,7 @@ class _Kernel:
     def hides_keys(self) -> bool:
         """Whether each block of queries finds at run time how many keys its mask leaves."""
         is_plain = self.unit is None and not self.is_few and not self.weighs and self.form.guard in (None, 0)
-        return is_plain and not self.is_sized and may_hide_keys(self.form)
+        return is_plain and may_hide_keys(self.form)
 
     @cached_property
     def hides_keys_of_few(self) -> bool:
@@ -329,7 +329,7 @@ class _Kernel:
         for row in range(count):
             self._pack_query(head, block, row)
         scores = Gemv(self.builder, count, form.depth, form.keys, lanes)
-        queries, end, blocks = self._queries(head), None, None
+        queries, end, blocks, near = self._queries(head), None, None, self.target.machine.l2.size_bytes
         if self.hides_keys_of_few:
             end = self._visible_keys(head, keys, block, self.visible_step)
             blocks = self.visible_step, self.builder.bind(tirx.floordiv(end, self.visible_step))
@@ -339,7 +339,8 @@ class _Kernel:
 
         if self.elements.is_transposed(form.scores):
             squares = None if end is None else self.builder.bind(tirx.floordiv(end, lanes))
-            scores.multiply_rows(queries, self._key_of(head, keys), store, squares)
+            ahead = self.elements.ahead(form.scores, head.batch, near)
+            scores.multiply_rows(queries, self._key_of(head, keys), store, squares, ahead)
         else:
             scores.multiply_columns(queries, self._key_of(head, keys), store)
         self._softmax(head, block, form.keys, end)
@@ -349,6 +350,7 @@ class _Kernel:
             self._value_of(head, keys),
             lambda *at: self._scale_result(head, block, *at),
             blocks,
+            self.elements.ahead(form.product, head.batch, near),
         )
 
     def _attend(self, head: Head, keys: Keys, first: Expr, blocks: Expr) -> None:

@@ -11,6 +11,8 @@ from math import ceil
 
 from tvm import tirx
 
+from ...runtime.symbolic.shapes import equal
+from ...runtime.symbolic.sizes import Size
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..groups.group import Op
 from .pattern import Attention, values_after
@@ -70,14 +72,26 @@ def visible_keys(builder: KernelBuilder, score: Score, rows: Expr, first: Expr, 
     All, if a query does not see the very first key: it may see none, and then its probabilities are equal.
     """
     seen, end = builder.local(1, "float32", "seen"), builder.local(1, "int32", "end")
-    whole, rest = divmod(keys, step)
     zero = tirx.const(0, "int32")
 
-    def look(begin: Expr, columns: int) -> None:
+    def look(begin: Expr, columns: int, score: Score = score) -> None:
         builder.store(seen, zero, _any_seen(builder, score, rows, first + begin, columns))
 
-    builder.store(end, zero, tirx.const(extent, "int32"))
+    builder.store(end, zero, builder.bind(extent) if isinstance(extent, Size) else tirx.const(extent, "int32"))
     builder.store(seen, zero, tirx.const(0, "float32"))
+    if isinstance(keys, Size):
+        assert equal(extent, ceil(keys / step) * step), "rows of scores end with the last step"
+        last = builder.bind(first + keys - 1)
+        with builder.while_true(tirx.And(tirx.EQ(seen[0], _NONE), end[0] > zero)):
+            begin = builder.bind(end[0] - step)
+            with builder.when(begin + step <= keys):
+                look(begin, step)
+            with builder.when(begin + step > keys):  # the last key again, in the place of those beyond it
+                look(begin, step, lambda row, key: score(row, tirx.min(key, last)))
+            with builder.when(tirx.EQ(seen[0], _NONE)):
+                builder.store(end, zero, begin)
+        return end[0]
+    whole, rest = divmod(keys, step)
     if rest:
         look(whole * step, rest)
         with builder.when(tirx.EQ(seen[0], _NONE)):

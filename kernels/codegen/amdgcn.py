@@ -16,7 +16,7 @@ from tvm import tirx
 
 from .builder import Expr
 
-Number: TypeAlias = Literal["bf16", "f16", "f32"]  # what the matrix unit multiplies
+Number: TypeAlias = Literal["bf16", "f16", "f32", "i8"]  # what a matrix unit multiplies
 WAVEFRONT = 64
 
 
@@ -29,7 +29,7 @@ class Mfma:
 
     @property
     def numbers(self) -> int:
-        return 1 if self.kind == "f32" else 4
+        return {"f32": 1, "i8": 8}.get(self.kind, 4)
 
     @property
     def sums(self) -> int:
@@ -37,18 +37,27 @@ class Mfma:
         return self.size * self.size // WAVEFRONT
 
     @property
+    def sum_type(self) -> str:
+        return "int32" if self.kind == "i8" else "float32"
+
+    @property
     def intrinsic(self) -> str:
         """Its name in LLVM."""
         k = WAVEFRONT // self.size * self.numbers
+        if self.kind == "i8":
+            return f"llvm.amdgcn.mfma.i32.{self.size}x{self.size}x{k}.i8"
         return f"llvm.amdgcn.mfma.f32.{self.size}x{self.size}x{k}{self.kind}" + ".1k" * (self.kind == "bf16")
 
     def __call__(self, first: Expr, second: Expr, sums: Expr) -> Expr:
-        """The sums, a vector of float32, with the products added. Operands: bits of `numbers` numbers of 16, or a float32."""
-        if self.kind == "f16":
-            first, second = (tirx.reinterpret("float16x4", one) for one in (first, second))
+        """The sums, a vector of float32, or of int32 where bytes are multiplied, with the products added.
+
+        Operands: bits of `numbers` numbers of 16, a float32, or signed bytes.
+        """
+        if operand := {"f16": "float16x4", "i8": "int64"}.get(self.kind):
+            first, second = (tirx.reinterpret(operand, one) for one in (first, second))
         zero = tirx.const(0, "int32")  # no broadcast, no permutation
         return tirx.call_llvm_pure_intrin(
-            f"float32x{self.sums}", _intrinsic(self.intrinsic), first, second, sums, zero, zero, zero
+            f"{self.sum_type}x{self.sums}", _intrinsic(self.intrinsic), first, second, sums, zero, zero, zero
         )
 
 

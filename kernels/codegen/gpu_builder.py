@@ -7,11 +7,13 @@ CPU has a GPU kernel; templates for GPUs (`*_gpu.py`) use thread blocks with sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import tirx
 
@@ -21,6 +23,7 @@ from ..formats.bfloat16 import is_rounding, rounded
 from ..groups.configuration import Configuration
 from .builder import Buffer, Expr, KernelBuilder
 from .grids import DeviceFunction, cut_into_grids, thread_extent
+from .neighbours import side_by_side
 
 _WARP = 32
 _VECTOR_BYTES = 16
@@ -46,6 +49,7 @@ class GpuBuilder(KernelBuilder):
         super().__init__(gpu_thread(), _RESIDENT_THREADS, configuration=configuration)
         self._deferred: list[Stored] | None = None
         self._maps: list[tuple[Expr, str, TensorMap]] = []  # variable, name of the parameter, and how it is seen
+        self._definitions: list[tuple[Any, Expr]] = []  # of variables that were bound
 
     def lanes(self, dtype: str) -> int:
         return 1
@@ -111,6 +115,35 @@ class GpuBuilder(KernelBuilder):
         for allocation in allocations:
             self.emit(allocation)
         self.emit(tirx.For(variable, tirx.const(0, "int32"), tirx.const(lanes, "int32"), tirx.ForKind.VECTORIZED, body))
+
+    def bind(self, value: Expr, name: str = "t") -> Expr:
+        bound = super().bind(value, name)
+        if isinstance(bound, tirx.Var) and not isinstance(value, int | tirx.Var):
+            self._definitions.append((bound, value))
+        return bound
+
+    def vector_count(self, dtypes: Iterable[str], extent: int) -> int:
+        """How many neighbours of a row of so many elements a thread takes: of the widest of some types 16 bytes, or fewer."""
+        widest = max((np.dtype(dtype).itemsize for dtype in dtypes), default=_VECTOR_BYTES)
+        return gcd(max(_VECTOR_BYTES // widest, 1), extent)
+
+    @contextmanager
+    def neighbours(self, count: int) -> Iterator[Expr]:
+        """Statements for each of `count` elements that lie side by side; yields the element's number.
+
+        They are loaded and stored as vectors, as `side_by_side` says.
+        """
+        if count == 1:
+            yield tirx.const(0, "int32")
+            return
+        variable = tirx.Var("lane", "int32")
+        self._blocks.append([])
+        outer, allocations = self._lane, list[Any]()
+        self._lane = (variable, count, allocations)
+        yield variable
+        body, self._lane = self._blocks.pop(), outer
+        for statement in (*allocations, *side_by_side(body, variable, count, self._definitions)):
+            self.emit(statement)
 
     def store(self, buffer: Buffer, offset: Expr, value: Expr) -> None:
         if self._deferred is None:

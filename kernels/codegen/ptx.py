@@ -16,6 +16,7 @@ from tvm.script import tirx as script
 from .builder import Buffer, Expr
 
 Half: TypeAlias = Literal["bf16", "f16"]  # the 16-bit floats that the matrix unit multiplies
+Byte: TypeAlias = Literal["u8", "s8"]
 COPY_BYTES = 16  # of an asynchronous copy that goes around L1
 _PTX = script.ptx
 
@@ -58,6 +59,15 @@ def multiply(sums: Sequence[Expr], a: Sequence[Expr], b: Sequence[Expr], kind: H
     """
     assert (len(sums), len(a), len(b)) == (4, 4, 2)
     return _PTX[f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32"](*sums, *a, *b, *sums)
+
+
+def multiply_bytes(sums: Sequence[Expr], a: Sequence[Expr], b: Sequence[Expr], kind: Byte) -> Expr:
+    """mma.sync m16n8k32: 16 x 8 sums, words that are int32, += 16 x 32 numbers of A, signed or not, by 32 x 8 signed ones.
+
+    Fragments are 8 lines of 16 bytes, a word of each lane: those of 16-bit floats, with two numbers in the place of one.
+    """
+    assert (len(sums), len(a), len(b)) == (4, 4, 2)
+    return _PTX[f"mma.sync.aligned.m16n8k32.row.col.s32.{kind}.s8.s32"](*sums, *a, *b, *sums)
 
 
 def store_shared(address: Expr, words: Sequence[Expr]) -> Expr:

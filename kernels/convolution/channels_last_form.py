@@ -25,8 +25,10 @@ from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..expressions.pointwise import POINTWISE
 from ..formats.format import Format
 from ..groups.group import Group, Op
+from ..microkernels.register_tile import Tile
 from ..template.contract import Refusal
-from ..template.kernel import machine_of
+from ..template.kernel import machine_of, same_place_operands
+from ..template.loops import sweep
 from ..template.values import GroupValues, Reader, anchors_of
 from ..template.views import slice_places
 from .window import Window, read_window
@@ -109,11 +111,29 @@ class ChannelsLast:
             value = builder.name(value)
         values = GroupValues(self.inner, builder, {**self.readers(builder), made: lambda _: value})
         elements = {output: values.read(output, index) for output in self.inner.outputs}
+        if len(elements) > 1 and not builder.is_grid:  # all are known before the first is stored: in place of what another reads
+            elements = {output: builder.name(element) for output, element in elements.items()}
         for one in self.destinations:
             kind = self.outer.types[one.parameter]
             image, channel, *position = index
             place = _offset((image, channel + one.first if one.first else channel, *position), kind.shape)
             builder.store(builder.parameter(one.parameter, kind.elements, kind.dtype), place, elements[one.value])
+
+    def same_place_operands(self, builder: KernelBuilder) -> tuple[tuple[int, str], ...]:
+        """Inputs that the epilogue alone reads, and only at the element that it then stores, so that a result, by its number, may
+        alias them: in a kernel that calls `store_epilogue` once for each element. None on GPUs, whose grids follow each other,
+        nor where pieces are copied or no state is read."""
+        if builder.is_grid or self.pieces or not self.outer.updates_state:
+            return ()
+        after = self.operands.keys() - {*self.anchor.inputs, *self.inner.zero_points.values()}
+        sizes = {one.parameter: self.inner.types[one.value].elements for one in self.destinations}
+        whole = {name for name, elements in sizes.items() if elements == self.outer.types[name].elements}
+        return tuple(
+            (number, name)
+            for number, name in same_place_operands(self.outer)
+            if self.outer.outputs[number] in whole
+            and all(after.issuperset(op.outputs) for op in self.outer.ops if name in op.inputs)
+        )
 
     def epilogue_bytes(self) -> int:
         """Bytes of the results, and of the epilogue's operands of their shape."""
@@ -234,6 +254,21 @@ def convolution_estimate(form: ChannelsLast, cycles: float, target: Target, *, u
     operations = 2 * one.images * one.groups * one.rows * one.columns * one.outputs * one.depth * one.k_pack
     alone = with_bytes(Estimate(cycles, operations, unit=unit), form.outer)
     return with_epilogue(alone, form.inner, target.machine, form.anchor)
+
+
+def each_column(builder: KernelBuilder, first: Expr, outputs: int, tile: Tile, body: Callable[[Expr], None]) -> None:
+    """`body(column)` for each column of the register tile from channel `first` on that is one of `outputs` channels."""
+    rest = outputs % tile.columns
+    is_whole = first + tile.columns <= outputs
+    if not rest:
+        sweep(builder, tile.columns, tile.lanes, body)
+    elif outputs < tile.columns:
+        sweep(builder, rest, tile.lanes, body)
+    else:
+        with builder.when(is_whole):
+            sweep(builder, tile.columns, tile.lanes, body)
+        with builder.when(tirx.Not(is_whole)):
+            sweep(builder, rest, tile.lanes, body)
 
 
 def _parts(group: Group, join: Op, results: Mapping[str, str]) -> tuple[Destination | Piece, ...]:

@@ -26,7 +26,7 @@ from ..groups.group import Group, Op
 from ..microkernels.packing import PackPanels, pack_in_kernel
 from ..microkernels.register_tile import Plane, TileProduct, emit, tile_options
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
-from ..template.kernel import finish, machine_of, minimum, new_builder
+from ..template.kernel import epilogue_operands, finish, machine_of, minimum, new_builder
 from ..template.loops import store_epilogue
 from ..template.prologue import is_computed
 from ..template.values import GroupValues, anchor_of, followers_of
@@ -107,6 +107,7 @@ class _Convolution:
         self.out_channels = group.types[anchor.outputs[0]].shape[1]
         self.source = group.types[anchor.inputs[0]]
         self.format, self.accumulator = number_format, number_format.sums
+        self.inplace = epilogue_operands(self.builder, group, anchor)
         self.packed: dict[str, Operand] = {}
 
     def build(self) -> BuiltKernel:
@@ -130,7 +131,7 @@ class _Convolution:
                 weights = self.group.types[self.anchor.inputs[1]].size_bytes
                 emit(self.builder, product, a_bytes=weights, b_bytes=self.source.size_bytes // max(self.images, 1))
                 flops += product.flops
-        return finish("convolution", self.builder, self.group, flops=flops, packed=self.packed)
+        return finish("convolution", self.builder, self.group, flops=flops, packed=self.packed, inplace=self.inplace)
 
     # Geometry ---------------------------------------------------------------------------------------------------------
 
@@ -270,7 +271,7 @@ class _Convolution:
             self._store(phase, planes, flat),
             a_padded=True,
             b_padded=not direct,
-            overlaps=not self.transposed,  # which store with strides
+            overlaps=not self.transposed and not self.inplace,  # which store with strides, or what they have read
         )
 
     def _plane(self, outputs: tuple[int, ...], planes: _Planes, columns: int) -> Plane:
@@ -314,8 +315,8 @@ class _Convolution:
             if self.transposed:
                 position = tuple(u * s + f for u, s, f in zip(position, window.strides, phase, strict=True))
             index = (image, channel, *position)
-            values = GroupValues(group, builder)
-            total = value + tirx.Cast(self.accumulator, values.read(bias, (channel,))) if bias else value
+            added = GroupValues(self.group, builder).read(bias, (channel,)) if bias else None
+            total = value if added is None else value + tirx.Cast(self.accumulator, added)
             store_epilogue(group, builder, self.anchor, index, tirx.Cast(group.types[self.anchor.outputs[0]].dtype, total))
 
         return store
@@ -337,12 +338,13 @@ def _spatially_uniform(group: Group, rank: int) -> bool:
 
 
 def _with_flat_space(group: Group, rank: int) -> Group:
-    """The group with the spatial dimensions of all its values merged into one; the convolution's own inputs stay as they are."""
-    anchor = anchor_of(group)
+    """The group with the spatial dimensions of all its values merged into one; what the anchor alone reads stays as it is."""
+    beside = {name for op in followers_of(group) for name in op.inputs}  # its input may be among them, as in x + conv(x)
+    kept = set(anchor_of(group).inputs) - beside
     out_rank = rank + 2
     types = {
         name: kind
-        if name in anchor.inputs
+        if name in kept
         else TensorType((*((1,) * out_rank + kind.shape)[-out_rank:-rank], prod(((1,) * rank + kind.shape)[-rank:])), kind.dtype)
         for name, kind in group.types.items()
     }

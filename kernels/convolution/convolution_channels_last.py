@@ -36,9 +36,8 @@ from ..microkernels.packing import PackPanels, PackSums, pack_in_kernel
 from ..microkernels.register_tile import Panel, Tile, split_options, sum_tile
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, has_short_epilogue, machine_of, new_builder
-from ..template.loops import sweep
 from ..template.values import GroupValues
-from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, extents_of, vector_cycles
+from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, each_column, extents_of, vector_cycles
 from .depthwise_channels_last import Depthwise, is_depthwise, sums_bytes
 from .padded_input import BITS, Image, padded_image
 from .window import Window, clipped_taps, read_window, share_of_padding
@@ -128,6 +127,7 @@ class _Convolution:
             self.channels = ceil(self.channels / self.format.k_pack)
         self.packed: dict[str, Operand] = {}
         self.begins = self.window.begins  # of the image as it is read
+        self.inplace = form.same_place_operands(self.builder)
 
     def build(self) -> BuiltKernel | Refusal:
         self.form.copy_pieces(self.builder)
@@ -148,7 +148,8 @@ class _Convolution:
         if isinstance(image, Refusal):
             return image
         flops = self._product(image)
-        return finish("convolution_channels_last", self.builder, self.form.outer, flops=flops, packed=self.packed)
+        outer, name = self.form.outer, "convolution_channels_last"
+        return finish(name, self.builder, outer, flops=flops, packed=self.packed, inplace=self.inplace)
 
     # Zero points ------------------------------------------------------------------------------------------------------
 
@@ -270,11 +271,14 @@ class _Convolution:
             index = self._index(number, lead, builder.bind(start + row))
             return lambda column, value: self._store(index, group * outputs + first + column, value)
 
-        if outputs % tile.columns == 0 and has_short_epilogue(self.form.inner, self.format):
+        # The last tile of a line is moved back to end with it. Where that may be in place, what it computes twice is stored once.
+        begin = builder.bind(place["m"] * tile.rows - start) if self.inplace and product.rows % tile.rows else 0
+        if outputs % tile.columns == 0 and has_short_epilogue(self.form.inner, self.format) and isinstance(begin, int):
             sum_tile(builder, tile, self.format, depth, a, b, before, spans, first=begins, store_row=store_row)
             return
         sums = sum_tile(builder, tile, self.format, depth, a, b, before, spans, first=begins)
-        with builder.loop(tile.rows, name="row") as row:
+        with builder.loop(tile.rows - begin, name="row") as i:
+            row = builder.bind(begin + i)
             base, store = builder.bind(row * tile.columns), store_row(row)
             each_column(builder, first, outputs, tile, lambda c: store(c, sums[base + c]))
 
@@ -433,18 +437,3 @@ def deal(builder: KernelBuilder, extents: dict[str, int], work: int, body: Calla
             i = loops.enter_context(builder.loop(end - begin, name=axis))
             place[axis] = builder.bind(begin + i) if threads > 1 and axis == split else i
         body(place)
-
-
-def each_column(builder: KernelBuilder, first: Expr, outputs: int, tile: Tile, body: Callable[[Expr], None]) -> None:
-    """`body(column)` for each column of the register tile from channel `first` on that is one of `outputs` channels."""
-    rest = outputs % tile.columns
-    is_whole = first + tile.columns <= outputs
-    if not rest:
-        sweep(builder, tile.columns, tile.lanes, body)
-    elif outputs < tile.columns:
-        sweep(builder, rest, tile.lanes, body)
-    else:
-        with builder.when(is_whole):
-            sweep(builder, tile.columns, tile.lanes, body)
-        with builder.when(tirx.Not(is_whole)):
-            sweep(builder, rest, tile.lanes, body)

@@ -35,7 +35,8 @@ _NARROW_PITCH = 4  # elements of a pixel with up to four channels
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one Conv of float32, bfloat16 or float16 with constant weights, an epilogue, and a result transposed to NHWC."""
+    """Takes one Conv of float32, bfloat16 or float16, or of bytes by int8, with constant weights, an epilogue, and a result
+    transposed to NHWC."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
@@ -93,8 +94,8 @@ class MmaConvolution(MmaImageProduct):
         ]
         ends = [max(end - begin, size - 1) for end, begin, size in zip(last, window.begins, window.inputs, strict=True)]
         is_padded = any(window.begins) or any(end >= size for end, size in zip(ends, window.inputs, strict=True))
-        if self.lies_in_chunks and (prod(window.kernel) <= MOST_TAPS or not is_padded):
-            return None
+        if self.lies_in_chunks and (not is_padded or (prod(window.kernel) <= MOST_TAPS and self.zero is None)):
+            return None  # what is beside an image that has a zero point is no zero
         extents = tuple(begin + end + 1 for begin, end in zip(window.begins, ends, strict=True))
         lanes = CHUNK_BYTES // self.item_bytes
         if (
@@ -139,7 +140,7 @@ class MmaConvolution(MmaImageProduct):
         unit = self.unit_of(builder, tile)
         source = self.windows_source(unit, tile, self._image(builder), self.windows)
         packed, weights = self._weights(unit, way)
-        store, stores_neighbours = self._store(builder, unit.neighbours)
+        store, stores_neighbours = self._store(builder, unit.neighbours, packed)
         product = PipelinedProduct(
             size.batch,
             size.m,
@@ -167,6 +168,8 @@ class MmaConvolution(MmaImageProduct):
         width = min(copied.pitch, CHUNK_BYTES // self.item_bytes)
         chunks = copied.pitch // width
         shape = (windows.images, self.groups, chunks, *copied.extents)
+        zero = self.zero_point(builder)
+        fill = tirx.const(0, self.image.dtype) if zero is None else zero
         with builder.chunks(prod(shape), windows.elements) as thread:
             image, group, chunk, *place = (builder.bind(i) for i in unravel(thread, shape))
             at = [builder.bind(i - begin) for i, begin in zip(place, self.window.begins, strict=True)]
@@ -177,7 +180,7 @@ class MmaConvolution(MmaImageProduct):
             target = builder.bind((pixel * self.groups + group) * copied.pitch + chunk * width)
             values = builder.local(width, self.image.dtype, "pixel")
             for i in range(width):
-                builder.store(values, i, tirx.const(0, self.image.dtype))
+                builder.store(values, i, fill)
                 channel = chunk * width + i
                 exists = [*inside, channel < self.channels] if self.channels % width or chunks > 1 else inside
                 if chunks == 1 and i >= self.channels:
@@ -197,14 +200,16 @@ class MmaConvolution(MmaImageProduct):
         pack, source = self.weights_source(unit, way, panels, name)
         return {name: Operand(name, pack)}, source
 
-    def _store(self, builder: GpuBuilder, neighbours: int) -> tuple[Store, bool]:
+    def _store(self, builder: GpuBuilder, neighbours: int, packed: dict[str, Operand]) -> tuple[Store, bool]:
         """The epilogue of a sum, and whether those of so many neighbouring channels may be stored at once."""
         merged = merge_positions(self.form)
         form = merged or self.form
         extents = (0, *self.window.outputs)
+        correction = self.corrections(builder, packed)
 
         def store(batch: Expr, m: Expr, n: Expr, value: Expr) -> None:
             channel = builder.bind(batch * self.outputs + n) if self.groups > 1 else n
+            value = value if correction is None else value + correction(channel)
             self.store_one(builder, form, channel, (0, m) if merged is not None else unravel(m, extents), value)
 
         return store, self.stores_neighbours(form, neighbours)

@@ -198,7 +198,8 @@ class TiledWindows:
                 for product, (buffer, is_far) in zip(products, weights, strict=True):
                     of = share(thread, threads, prod(self._extents(product).values()))
                     self._blocks(product, _Rows(whole, 0, image.positions(product.outputs)), buffer, of, sums, is_far=is_far)
-        return finish(template, builder, self.form.outer, flops=self._flops(products), packed=self.packed)
+        outer, inplace = self.form.outer, self.form.same_place_operands(builder)
+        return finish(template, builder, outer, flops=self._flops(products), packed=self.packed, inplace=inplace)
 
     def _bands(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from tvm import tirx
@@ -15,9 +16,19 @@ from ..microkernels.bf16_split import PRODUCTS
 from ..microkernels.gpu_matrix_unit import MatrixUnit
 from ..microkernels.gpu_operand_tiles import PackedSource, Source
 from ..microkernels.gpu_part_layout import PackParts, PartLayout
-from ..microkernels.gpu_units import chunk_of, missing_unit, multiplied_as, new_unit, number_bytes
+from ..microkernels.gpu_units import (
+    BYTES,
+    byte_format,
+    chunk_of,
+    missing_bytes,
+    missing_unit,
+    multiplied_as,
+    new_unit,
+    number_bytes,
+)
 from ..microkernels.gpu_window_tiles import ConvertedWindows, CopiedWindows, ImageWindows
-from ..template.contract import Pack
+from ..microkernels.packing import PackSums
+from ..template.contract import Operand, Pack
 from ..template.values import GroupValues
 from .channels_last_form import ChannelsLast
 from .window import read_window
@@ -31,7 +42,10 @@ def obstacle(form: ChannelsLast, target: Target) -> str:
         return f"{target} has no {missing}"
     image, weights = form.anchor.inputs[:2]
     types = {form.inner.types[name].dtype for name in (image, weights)}
-    if len(types) > 1 or not types <= set(_TYPES) or form.inner.types[form.anchor.outputs[0]].dtype not in _TYPES:
+    if types <= BYTES:
+        if reason := _byte_obstacle(form, target):
+            return reason
+    elif len(types) > 1 or not types <= set(_TYPES) or form.inner.types[form.anchor.outputs[0]].dtype not in _TYPES:
         return f"the matrix unit does not multiply {' by '.join(sorted(types))}"
     if weights not in form.outer.constants:
         return "its weights are not constant"
@@ -41,6 +55,15 @@ def obstacle(form: ChannelsLast, target: Target) -> str:
     if groups == channels > 1:
         return "has one channel a group, which no product of matrices sums over"
     return ""
+
+
+def _byte_obstacle(form: ChannelsLast, target: Target) -> str:
+    """Why the unit does not multiply bytes; empty where it does."""
+    if missing := missing_bytes(target):
+        return f"{target} has no {missing}"
+    if form.anchor.op_type != "Conv" or form.inner.types[form.anchor.inputs[1]].dtype != "int8":
+        return "bytes are multiplied by int8 in a Conv only"
+    return "a bias is added to sums of bytes behind their scales" if any(form.anchor.inputs[2:]) else ""
 
 
 class MmaImageProduct:
@@ -60,11 +83,12 @@ class MmaImageProduct:
         self.is_split = self.is_wide and self.kind != "f32"
         self.terms = form.outer.tolerance.terms if self.is_split else 1
         self.machine = gpu_machine(target.level)
+        self.zero = form.inner.zero_points.get(form.anchor.inputs[0])  # that bytes of the image are less
 
     @property
     def item_bytes(self) -> int:
         """Of an element of the image."""
-        return 4 if self.is_wide else 2
+        return self.image.bits // 8
 
     @property
     def lies_in_chunks(self) -> bool:
@@ -80,7 +104,8 @@ class MmaImageProduct:
         return ProductSize(*sizes, terms, len(PRODUCTS[self.terms]), (conversions, 0), moved, number_bytes(self.kind))
 
     def unit_of(self, builder: GpuBuilder, tile: MmaTile) -> MatrixUnit:
-        return new_unit(builder, self.target, self.kind, tile.warp_rows, tile.warp_columns)
+        is_unsigned = self.image.dtype == "uint8"
+        return new_unit(builder, self.target, self.kind, tile.warp_rows, tile.warp_columns, is_unsigned=is_unsigned)
 
     def windows_source(self, unit: MatrixUnit, tile: MmaTile, buffer: Buffer, windows: ImageWindows) -> Source:
         """What brings windows of an image: as they lie, or through registers."""
@@ -98,7 +123,29 @@ class MmaImageProduct:
 
     def image_in_place(self, builder: GpuBuilder) -> Buffer:
         name = self.form.operands[self.anchor.inputs[0]]
-        return builder.parameter(name, self.image.elements, "float32" if self.is_wide else "uint16")
+        return builder.parameter(name, self.image.elements, "uint16" if self.image.bits == 16 else self.image.dtype)
+
+    def zero_point(self, builder: GpuBuilder) -> Expr | None:
+        """The byte that stands for zero in the image; None where that is zero."""
+        return None if self.zero is None else GroupValues(self.form.inner, builder).read(self.zero, ())
+
+    def corrections(self, builder: GpuBuilder, packed: dict[str, Operand]) -> Callable[[Expr], Expr] | None:
+        """What makes the sums of an output channel, by its number, of those of bytes as the unit multiplies them; None: nothing.
+
+        As those of matrices (`MatMulKernel`), with a sum of weights for each channel, which becomes a parameter of its own.
+        """
+        offset = byte_format(self.image.dtype, self.target).offset if self.kind == "i8" else 0
+        zero = self.zero_point(builder)
+        if zero is None and not offset:
+            return None
+        name = f"{self.anchor.inputs[1]}/sums"
+        pack = PackSums(self.weights.shape, tuple(range(len(self.weights.shape))), 0, 1)
+        sums = builder.parameter(name, pack.packed_type(self.weights).elements, "int32")
+        packed[name] = Operand(self.anchor.inputs[1], pack)
+        factor: Expr = tirx.const(-offset, "int32")
+        if zero is not None:
+            factor = builder.bind(factor - tirx.Cast("int32", zero))
+        return lambda channel: factor * sums[channel]
 
     def store_one(self, builder: GpuBuilder, form: ChannelsLast, channel: Expr, place: Index, value: Expr) -> None:
         """The epilogue of a sum: of an image, and position, as `place` has them."""

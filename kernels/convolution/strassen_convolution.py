@@ -49,7 +49,8 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
             value = value + GroupValues(inner, builder).read(bias, (column,))
         form.store_epilogue(builder, (number, column, *place), value)
 
-    product = StrassenProduct(_TEMPLATE, group, anchor, target, builder, a, b, begin=begin, store=store)
+    inplace = form.same_place_operands(builder)
+    product = StrassenProduct(_TEMPLATE, group, anchor, target, builder, a, b, begin=begin, store=store, inplace=inplace)
     return product.plan(inner, lambda: form.copy_pieces(builder))
 
 

@@ -23,8 +23,8 @@ from ..microkernels.register_tile import Tile, sum_tile
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, machine_of, new_builder
 from ..template.values import GroupValues
-from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, vector_cycles
-from .convolution_channels_last import convolution_format, deal, each_column
+from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, each_column, vector_cycles
+from .convolution_channels_last import convolution_format, deal
 from .padded_input import Image, padded_image
 from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches_of
 from .window import Window, read_window

@@ -160,7 +160,8 @@ class _Kernel:
         else:
             self._emit_shared()
         self.form.copy_pieces(self.builder)
-        return finish("winograd_channels_last", self.builder, self.form.outer, flops=self.flops, packed=self.packed)
+        outer, inplace = self.form.outer, self.form.same_place_operands(self.builder)
+        return finish("winograd_channels_last", self.builder, outer, flops=self.flops, packed=self.packed, inplace=inplace)
 
     def _packed(self, name: str, form: str, pack: PackWinograd | PackScales) -> Buffer:
         key, kind = f"{name}/{form}", pack.packed_type(self.form.inner.types[name])

@@ -51,7 +51,7 @@ class ProductSize:
 
     `conversions`: scalar operations that a block spends on each element of an operand before it is in shared memory. `a_bytes`:
     those of A in memory, where they are not the elements of its matrix, as of an image, whose windows overlap. A number has
-    `item_bytes`: 2, or 4 where the matrix unit multiplies float32 itself.
+    `item_bytes`: 2, 4 where the matrix unit multiplies float32 itself, or 1, which it multiplies twice as fast as 2.
     """
 
     batch: int
@@ -190,7 +190,7 @@ def _cut(size: ProductSize, tile: MmaTile, splits: int, machine: GpuMachine) -> 
 
 def _part_clocks(tile: MmaTile, size: ProductSize, machine: GpuMachine) -> float:
     """Clocks of one part of a block, by the unit that takes the longest."""
-    rate = machine.half_flops if size.item_bytes == 2 else machine.float_flops
+    rate = {1: 2 * machine.half_flops, 2: machine.half_flops, 4: machine.float_flops}[size.item_bytes]
     matrix = 2 * tile.rows * tile.columns * tile.depth * size.products / rate
     read = tile.warps * (tile.warp_rows * size.terms[0] + tile.warp_columns * size.terms[1]) * tile.depth * size.item_bytes
     written = stage_bytes(tile, size)

@@ -14,6 +14,7 @@ _ROW_OPERATIONS = 14.0  # vector operations that make integers of a vector of a 
 _SECTION_OPERATIONS = {1: 3.0, 2: 5.0, 3: 7.0}  # that add a vector of a section's sums to the totals, by digits
 _LOSS = 1.3  # of the time of words, as measured: spilled sums, broadcasts that are no operands of dot products
 _STORE_CYCLES, _START_CYCLES = 3.0, 20.0  # as of float32's register tiles
+_SPILL_CYCLES = 2.0  # of a total that is read and written
 _REGISTERS = 30  # of 32, for sums and unpacked words
 # Vector operations that make a vector of float32 weights, by bits, and its store. Of 8 bits as measured on Granite Rapids, where
 # 768x3072 takes 4 to 128 rows 1.28 to 2.5 times the time of digits.
@@ -38,18 +39,31 @@ class Cut(Protocol):
 
 
 def fixed_point_tiles(rows: int, sections: Cut, digits: int, machine: Machine) -> list[tuple[int, int]]:
-    """Register tiles (rows, vectors) for rows of integers of so many digits, those with the fewest cycles first."""
+    """Register tiles (rows, vectors) for rows of integers of so many digits, those that take the least time first: what comes
+    from memory arrives while the first tile of rows is multiplied. A word of a row that several vectors meet has a register."""
     fitting = [
         (r, v)
         for r, v in product(range(1, min(rows, 12) + 1), (1, 2, 3, 4, 6, 8))
-        if _registers(r * v, digits) + (sections.fields if sections.fields > 1 else 0) + 2 <= _REGISTERS
+        if r * v * digits + (r * digits if v > 1 else 0) + _unpacked_words(sections) <= _REGISTERS
     ]
-    return sorted(fitting, key=lambda tile: (fixed_point_cycles(tile, rows, sections, digits, machine), tile))
+    arriving = sections.depth * sections.columns * sections.bits / 8 / machine.memory_bytes
+
+    def time(tile: tuple[int, int]) -> tuple[float, float]:
+        """What is seen of a tile's cycles and of memory; and the cycles, which decide where memory is all that is seen."""
+        cycles = fixed_point_cycles(tile, rows, sections, digits, machine)
+        return cycles + max(arriving - cycles * min(tile[0] / rows, 1.0), 0.0), cycles
+
+    return sorted(fitting, key=lambda tile: (*time(tile), tile))
 
 
-def _registers(cells: int, digits: int) -> int:
-    """Vectors that sums take; with their totals, which are read once a section, where sections have several sums a cell."""
-    return cells * (digits if digits == 1 else digits + 1)
+def _unpacked_words(sections: Cut) -> int:
+    """Registers of words that are being multiplied, and of the mask that takes them apart."""
+    return 2 + (sections.fields if sections.fields > 1 else 0)
+
+
+def _spilled(cells: int, digits: int, sections: Cut) -> int:
+    """Totals that have no registers, and are read and written once a section."""
+    return min(max(cells * (digits + 1) + _unpacked_words(sections) - _REGISTERS, 0), cells)
 
 
 def fixed_point_cycles(tile: tuple[int, int], rows: int, sections: Cut, digits: int, machine: Machine) -> float:
@@ -64,7 +78,8 @@ def fixed_point_cycles(tile: tuple[int, int], rows: int, sections: Cut, digits: 
     unpacking = (2 * fields - 1) * vectors if fields > 1 else 0
     dots = fields * cells * digits
     word = max((dots + unpacking) / rate, fields * machine.sum_latency, (vectors + height * digits * fields) / machine.loads)
-    section = _LOSS * word * sections.words + _SECTION_OPERATIONS[digits] * cells / rate
+    totals = _SPILL_CYCLES * _spilled(cells, digits, sections)
+    section = _LOSS * word * sections.words + _SECTION_OPERATIONS[digits] * cells / rate + totals
     one = section * sections.count + _STORE_CYCLES * cells + _START_CYCLES
     tiles = ceil(rows / height) * ceil(sections.columns / (vectors * _LANES))
     prepared = _ROW_OPERATIONS * (digits + 1) / 4 * rows * sections.depth / _LANES / rate

@@ -12,6 +12,7 @@ from ...runtime.symbolic.shapes import is_one, is_symbolic, same_shape
 from ...runtime.symbolic.sizes import SizeLike, estimating, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Index
+from ..codegen.gpu_builder import GpuBuilder
 from ..cost.estimate import Estimate, with_bytes
 from ..cost.memory import parallel_work
 from ..cost.pointwise import LoopBody, operator_body, scalar_steps
@@ -81,7 +82,7 @@ def _build(group: Group, target: Target) -> BuiltKernel:
         store_outputs(GroupValues(merged, builder), index)
 
     work = hint_of(prod(shape) * pointwise_cost(group))
-    lanes = narrowest_lanes(builder, merged)
+    lanes = _vector_count(builder, merged) if isinstance(builder, GpuBuilder) else narrowest_lanes(builder, merged)
     if (
         not builder.is_grid
         and not has_block_scales(group)
@@ -92,6 +93,13 @@ def _build(group: Group, target: Target) -> BuiltKernel:
     else:
         map_elements(builder, shape, lanes, work, element)
     return finish("elementwise", builder, merged, flops=work, inplace=same_place_operands(group))
+
+
+def _vector_count(builder: GpuBuilder, merged: Group) -> int:
+    """Neighbours that a thread takes, of what lies along rows of the results."""
+    *_, inner = merged.types[merged.outputs[0]].shape
+    along = [kind.dtype for name in (*merged.inputs, *merged.outputs) if (kind := merged.types[name]).shape[-1:] == (inner,)]
+    return builder.vector_count(along, inner)
 
 
 def has_block_scales(group: Group) -> bool:

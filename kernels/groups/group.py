@@ -40,7 +40,8 @@ class Group:
     `formats`: the storage of operands with scales, which their types do not tell. `zero_points`: the names of
     the scalars that anchors are to subtract from operands of 8 bits, by the names of those. `weights`: the DequantizeLinear of
     constant operands that anchors read as integers, by the names of these. With `shares_weights` kernels for other sizes read the
-    constant operands of products, too, so that their packing must not depend on sizes.
+    constant operands of products, too, so that their packing must not depend on sizes. With `updates_state` it reads a state, in
+    whose place the new value might be made: its kernel must say where that may be, and pays with what LLVM knows of its pointers.
     """
 
     ops: tuple[Op, ...]
@@ -56,6 +57,7 @@ class Group:
     zero_points: Mapping[str, str] = field(default_factory=dict)
     weights: Mapping[str, Op] = field(default_factory=dict)
     shares_weights: bool = False
+    updates_state: bool = False
 
     @cached_property
     def producers(self) -> dict[str, Op]:
@@ -101,7 +103,8 @@ class Group:
             for name in numbers
             if name
         ]
-        return repr((ops, outputs, sorted(zeros), facts, self.precision, self.is_on_branch, self.shares_weights))
+        flags = self.is_on_branch, self.shares_weights, self.updates_state
+        return repr((ops, outputs, sorted(zeros), facts, self.precision, *flags))
 
     def value_order(self) -> dict[str, int]:
         """Names to the numbers that `key` gave them, so that a kernel built for an equal group can be bound to this one."""

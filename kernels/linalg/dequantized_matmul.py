@@ -19,7 +19,7 @@ from ..groups.group import Group
 from ..microkernels.register_tile import WORK_PER_OPERATION, Tile, sum_tile, tile_options
 from ..microkernels.weight_packing import Sections
 from ..template.contract import BuiltKernel, Candidate, Refusal
-from ..template.kernel import finish, machine_of
+from ..template.kernel import machine_of
 from ..template.values import anchor_of
 from .stored_weights import WeightsKernel, stored_weights
 
@@ -80,7 +80,7 @@ class _DequantizedKernel(WeightsKernel):
             with builder.loop(end - begin, name="panel") as number:
                 panel = builder.bind(begin + number)
                 self._multiply_panel(tile, sections, in_block, panel, words, a, scratch)
-        return finish(self.template, builder, self.group, flops=flops, packed=self.packed)
+        return self.finish(flops)
 
     def _block_limit(self, tile: Tile) -> int:
         if self.a.lines > _FEW_ROWS:

@@ -17,7 +17,6 @@ from ..microkernels.fixed_point import LANES, BlockScales, FixedRows, fix_rows, 
 from ..microkernels.register_tile import WORK_PER_OPERATION, Tile
 from ..microkernels.weight_packing import Sections
 from ..template.contract import BuiltKernel, Candidate, Refusal
-from ..template.kernel import finish
 from ..template.values import anchor_of
 from .stored_weights import BlockReader, WeightsKernel, stored_weights
 
@@ -88,7 +87,7 @@ class _FixedPointKernel(WeightsKernel):
                         blocks, column_scale = self._scales(sections, panel, left)
                         totals = multiply_sections(builder, tile, fixed, places, (words, builder.bind(base + left)), blocks)
                         self._store_tile(tile, builder.bind(panel * sections.tile + left), first, totals, column_scale, store)
-        return finish(self.template, builder, self.group, flops=flops, packed=self.packed)
+        return self.finish(flops)
 
     def _scales(self, sections: Sections, panel: Expr, left: Expr) -> tuple[BlockScales, Callable[[Expr], Expr] | None]:
         """What multiplies sections, and what multiplies columns at the end, of columns from `left` of the panel on."""

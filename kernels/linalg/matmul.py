@@ -28,7 +28,7 @@ from ..groups.group import Group, Op
 from ..microkernels.packing import SHARED_VECTORS, PackPanels, PackSums
 from ..microkernels.register_tile import Panel, Plane, Tile, TileProduct, emit, tile_options
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
-from ..template.kernel import finish, has_short_epilogue, machine_of, new_builder
+from ..template.kernel import epilogue_operands, finish, has_short_epilogue, machine_of, new_builder
 from ..template.loops import store_epilogue
 from ..template.values import GroupValues, anchor_of
 from .shared_panels import SharedPanels, tiles_over_panels
@@ -187,7 +187,12 @@ class MatMulKernel:
         sizes = [self.group.types[side.name].hinted.size_bytes for side in (a, b)]
         emit(self.builder, product, a_bytes=sizes[0], b_bytes=sizes[1])
         flops = hint_of(product.flops) // max(k_pack * self.k_steps, 1) * a.depth
-        return finish(self.template, self.builder, self.group, flops=flops, packed=self.packed)
+        return self.finish(flops)
+
+    def finish(self, flops: int) -> BuiltKernel:
+        """The finished kernel, whose `store` was called once for each element."""
+        inplace = epilogue_operands(self.builder, self.group, self.anchor)
+        return finish(self.template, self.builder, self.group, flops=flops, packed=self.packed, inplace=inplace)
 
     @property
     def shares_weights(self) -> bool:

@@ -1,13 +1,14 @@
 """MatMul and Gemm on the matrix unit of a GPU, batched and broadcast, of any size, with a pointwise epilogue.
 
-Operands of bfloat16 or float16 are multiplied as they are. Those of float32 are, on NVIDIA's unit, sums of bfloat16 numbers, as
-many as the precision asks for (bf16_split.py); AMD's multiplies float32 itself, or what is rounded to bfloat16. Constants are
-packed at compile time as stages of shared memory hold them; rows of numbers that are multiplied are copied there as they lie, all
-else passes through registers.
+Operands of bfloat16 or float16 are multiplied as they are, and so are bytes by constant signed ones, whose sums are int32.
+Those of float32 are, on NVIDIA's unit, sums of bfloat16 numbers, as many as the precision asks for (bf16_split.py); AMD's
+multiplies float32 itself, or what is rounded to bfloat16. Constants are packed at compile time as stages of shared memory hold
+them; rows of numbers that are multiplied are copied there as they lie, all else passes through registers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -26,7 +27,16 @@ from ..microkernels.gpu_matrix_unit import MatrixUnit
 from ..microkernels.gpu_operand_tiles import ConvertedSource, CopiedSource, PackedSource, Source
 from ..microkernels.gpu_part_layout import PackParts, PartLayout
 from ..microkernels.gpu_pipelined_product import PipelinedProduct, emit_pipelined_product
-from ..microkernels.gpu_units import chunk_of, missing_unit, multiplied_as, new_unit, number_bytes
+from ..microkernels.gpu_units import (
+    BYTES,
+    byte_format,
+    chunk_of,
+    missing_bytes,
+    missing_unit,
+    multiplied_as,
+    new_unit,
+    number_bytes,
+)
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish
 from .matmul import MatMulKernel, Side, product_of
@@ -36,7 +46,8 @@ _LANES = 4  # of float32 in 16 bytes
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one MatMul or Gemm of float32, bfloat16 or float16 with float32 sums, and an epilogue of pointwise operators."""
+    """Takes one MatMul or Gemm of float32, bfloat16 or float16 with float32 sums, or of bytes less a zero point by constant int8
+    with int32 sums, and an epilogue of pointwise operators."""
     if missing := missing_unit(target):
         return Refusal(f"{target} has no {missing}")
     kernel = mma_product_of(group, target)
@@ -49,11 +60,31 @@ def mma_product_of(group: Group, target: Target) -> MmaProduct | Refusal:
     if isinstance(product, Refusal):
         return product
     types = {product.group.types[name].dtype for name in product.anchor.inputs[:2]}
-    if not types <= set(_TYPES) or product.dtype not in _TYPES or group.zero_points or ("float16" in types and len(types) > 1):
-        return Refusal(f"the matrix unit does not multiply {' by '.join(sorted(types))}")
+    if reason := _byte_obstacle(product, target) if types <= BYTES else _float_obstacle(product, types):
+        return Refusal(reason)
     if 0 in (product.a.lines, product.b.lines, product.a.depth, prod(product.batch)):
         return Refusal("has nothing to multiply")
     return MmaProduct(product, target)
+
+
+def _float_obstacle(product: MatMulKernel, types: Set[str]) -> str:
+    """Why the unit does not multiply floats of such types; empty where it does."""
+    is_float = types <= set(_TYPES) and product.dtype in _TYPES
+    if not is_float or product.group.zero_points or ("float16" in types and len(types) > 1):
+        return f"the matrix unit does not multiply {' by '.join(sorted(types))}"
+    return ""
+
+
+def _byte_obstacle(product: MatMulKernel, target: Target) -> str:
+    """Why the unit does not multiply bytes; empty where it does."""
+    a, b, group = product.a, product.b, product.group
+    if missing := missing_bytes(target):
+        return f"{target} has no {missing}"
+    if b.name not in group.constants or a.name in group.constants or group.types[b.name].dtype != "int8":
+        return "bytes are multiplied by constant int8 only"
+    if b.name in group.zero_points:
+        return "weights have a zero point"
+    return "ldmatrix does not turn bytes that lie along rows" if a.lines_last else ""
 
 
 class MmaProduct:
@@ -65,6 +96,8 @@ class MmaProduct:
         self.product, self.group, self.target = product, product.group, target
         self.machine = gpu_machine(target.level)
         self.kind = self._kind()
+        if self.kind == "i8":
+            product.format = byte_format(self.group.types[product.a.name].dtype, target)
         self.terms = self._terms(product.a), self._terms(product.b)
         products = sum(a < self.terms[0] and b < self.terms[1] for a, b in PRODUCTS[max(self.terms)])
         conversions = self._conversions(product.a), self._conversions(product.b)
@@ -85,11 +118,11 @@ class MmaProduct:
             return 0
         if self.group.types[side.name].dtype == "float32":
             return 3 + 4 * self._terms(side) if self.kind == "bf16" else 1
-        return 4
+        return 4 if number_bytes(self.kind) > 1 else 6
 
     def is_copied(self, side: Side) -> bool:
         """Whether the operand has the numbers that are multiplied, in rows of whole chunks."""
-        is_multiplied = (self.group.types[side.name].dtype == "float32") == (self.kind == "f32")
+        is_multiplied = (self.group.types[side.name].dtype == "float32") == (self.kind == "f32")  # so are bytes
         return is_multiplied and self._row(side) % chunk_of(self.kind) == 0
 
     @staticmethod
@@ -110,7 +143,8 @@ class MmaProduct:
         product, builder = self.product, self.product.builder
         assert isinstance(builder, GpuBuilder)
         way = builder.choose("tile", {str(one): one for one in self.ways})
-        unit = new_unit(builder, self.target, self.kind, way.tile.warp_rows, way.tile.warp_columns)
+        is_unsigned = self.group.types[product.a.name].dtype == "uint8"
+        unit = new_unit(builder, self.target, self.kind, way.tile.warp_rows, way.tile.warp_columns, is_unsigned=is_unsigned)
         store = product.store()
         pipelined = PipelinedProduct(
             self.size.batch,
@@ -147,7 +181,7 @@ class MmaProduct:
             packed = pack.packed_type(kind)
             buffer = builder.parameter(side.name, packed.elements, packed.dtype)
             return PackedSource(unit, layout, tile.threads, buffer, packed.shape[1], packed.shape[2])
-        buffer = builder.parameter(side.name, kind.elements, kind.dtype if kind.dtype == "float32" else "uint16")
+        buffer = builder.parameter(side.name, kind.elements, "uint16" if kind.bits == 16 else kind.dtype)
         rest = unit, layout, tile.threads, buffer, side.offset, side.lines, side.depth
         if self.is_copied(side):
             return CopiedSource(*rest)

@@ -39,7 +39,6 @@ from ..microkernels.amx_unit import BF16_TILES, ROWS, WORDS, tile_dot_of, tile_u
 from ..microkernels.bf16_split import PRODUCTS
 from ..microkernels.packed_gemm import Scratch
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
-from ..template.kernel import finish
 from ..template.values import anchor_of
 from .matmul import MatMulKernel, Side
 
@@ -136,7 +135,7 @@ class AmxProduct(MatMulKernel):
         builder = self.builder
         if self.splits_b:
             self._split_and_walk()
-            return finish(self.template, builder, self.group, flops=self.flops, packed=self.packed)
+            return self.finish(self.flops)
         dots = self.matrices * self.rows * self.columns * self.steps * 4
         threads = builder.threads_for(dots * _WORK_PER_DOT)
         b = self._constant_panels(self.b, True) if self.b.name in self.group.constants else self._packed_panels(self.b, True)
@@ -154,7 +153,7 @@ class AmxProduct(MatMulKernel):
             self._walk(self._packed_panels(self.a, False), b, threads, columns_outside=True)
         else:
             self._pack_and_walk(packer, b, threads)
-        return finish(self.template, builder, self.group, flops=self.flops, packed=self.packed)
+        return self.finish(self.flops)
 
     # Operands ---------------------------------------------------------------------------------------------------------
 

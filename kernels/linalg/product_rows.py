@@ -19,7 +19,7 @@ from ..groups.group import Group, Op
 from ..microkernels.register_tile import WORK_PER_OPERATION, Plane, Tile, TileProduct, emit_tile, tile_options
 from ..reduction.row_schedule import RowForm, row_form
 from ..reduction.rows import OPERATORS as ROW_OPERATORS
-from ..reduction.rows import SCRATCH_BYTES, emit_row, row_scratch
+from ..reduction.rows import SCRATCH_BYTES, emit_row, row_operands, row_scratch
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import finish, pointwise_cost
 from ..template.values import Reader
@@ -122,7 +122,8 @@ class _ProductRows(MatMulKernel):
                     row = builder.bind(start + j)
                     given = {self.anchor.outputs[0]: self._reader(results, builder.bind(base + row * self.pitch))}
                     emit_row(form, builder, row, thread, scratch, given)
-        return finish(self.template, builder, self.group, flops=flops + work, packed=self.packed)
+        inplace = tuple(pair for pair in row_operands(form, self.group) if pair[1] != self.a.name)
+        return finish(self.template, builder, self.group, flops=flops + work, packed=self.packed, inplace=inplace)
 
     def _product(self, tile: Tile, load_a: Load, load_b: Load, results: Buffer, base: Expr) -> TileProduct:
         """The product, stored row-major to `results` from element `base` on."""

@@ -6,6 +6,7 @@ from ...runtime.target import Target
 from ..codegen.builder import Expr
 from ..groups.group import Group
 from ..template.contract import Candidate, Refusal
+from ..template.kernel import epilogue_operands
 from ..template.values import anchor_of
 from .matmul import MatMulKernel
 from .strassen_product import StrassenProduct, strassen_obstacle
@@ -31,4 +32,6 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     def begin(row: Expr) -> Expr:
         return row * a.depth
 
-    return StrassenProduct("strassen_matmul", group, anchor, target, product.builder, a, b, begin=begin, store=put).plan(group)
+    builder, inplace = product.builder, epilogue_operands(product.builder, group, anchor)
+    one = StrassenProduct("strassen_matmul", group, anchor, target, builder, a, b, begin=begin, store=put, inplace=inplace)
+    return one.plan(group)

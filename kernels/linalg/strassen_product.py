@@ -36,7 +36,8 @@ Store = Callable[[Expr, Expr, Expr], None]
 class StrassenProduct:
     """The kernel being built: blocks of A are m x k, blocks of B k x n, blocks of C m x n.
 
-    Row r of A begins at element `begin(r)` of its parameter. `store(r, c, value)`, the epilogue, gets C[r, c] once.
+    Row r of A begins at element `begin(r)` of its parameter. `store(r, c, value)`, the epilogue, gets C[r, c] once; outputs may
+    take the memory of `inplace` operands.
     """
 
     def __init__(
@@ -51,9 +52,10 @@ class StrassenProduct:
         *,
         begin: Place,
         store: Store,
+        inplace: tuple[tuple[int, str], ...],
     ) -> None:
         self.template, self.group, self.anchor, self.target, self.builder = template, group, anchor, target, builder
-        self.a, self.b, self.begin, self.store = a, b, begin, store
+        self.a, self.b, self.begin, self.store, self.inplace = a, b, begin, store, inplace
 
     def plan(self, followed: Group, prepare: Callable[[], None] = lambda: None) -> Candidate | Refusal:
         """The candidate; a Refusal where the product is too small for blocks. `prepare` emits statements before all others.
@@ -95,7 +97,7 @@ class StrassenProduct:
                 with builder.loop(count, name="row") as row:
                     self._add_products(builder.bind(mine + row * self.tile.columns), builder.bind(first + row), panel)
         packed = {self.b.name: Operand(self.b.name, pack)}
-        return finish(self.template, builder, self.group, flops=flops, packed=packed)
+        return finish(self.template, builder, self.group, flops=flops, packed=packed, inplace=self.inplace)
 
     def _choose_sizes(self, choices: Sequence[StrassenChoice]) -> None:
         """Choose the levels, extents of blocks, register tile, and the number of rows of blocks multiplied by a panel at once."""

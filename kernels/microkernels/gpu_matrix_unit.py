@@ -68,6 +68,14 @@ class MatrixUnit(Protocol):
     @property
     def sums(self) -> int: ...
     @property
+    def sum_type(self) -> str:
+        """int32 where bytes are multiplied, else float32."""
+
+    @property
+    def register_type(self) -> str:
+        """That of the registers that hold sums: theirs, or words."""
+
+    @property
     def groups(self) -> Sequence[tuple[int, int]]: ...
     @property
     def neighbours(self) -> int: ...
@@ -87,10 +95,11 @@ class MatrixUnit(Protocol):
         """Shared memory of a block; the address of its first chunk."""
 
     def offset(self, chunks: Expr | int) -> Expr: ...
-    def copies(self, turns: int) -> Copies: ...
+    def copies(self, turns: int, *, is_packed: bool = False) -> Copies:
+        """Of an operand as it lies, or of a constant that is packed as the unit multiplies it."""
 
     def convert(self, numbers: Sequence[Expr], terms: int) -> list[list[Expr]]:
-        """The terms of a chunk's numbers, which are float32 or bits of 16, each term as `put` takes it."""
+        """The terms of a chunk's numbers, which are float32, bits of 16, or bytes of A, each term as `put` takes it."""
 
     def put(self, to: Expr, content: Sequence[Expr]) -> None:
         """Store a chunk to shared memory."""

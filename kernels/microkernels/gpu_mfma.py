@@ -1,4 +1,6 @@
-"""AMD's matrix unit (v_mfma of CDNA, from gfx90a on): 32 x 32 or 16 x 16 sums, of bfloat16, float16 or float32 itself.
+"""AMD's matrix unit (v_mfma of CDNA, from gfx90a on): 32 x 32 or 16 x 16 sums, of bfloat16, float16 or float32 itself, or bytes.
+
+Bytes are signed: unsigned ones of A are multiplied less 128, their upper bit the other way round.
 
 Chunks are loaded to registers early and stored to LDS late: there are no asynchronous copies. Addresses are numbers of chunks. A
 lane loads a chunk of its line at once where lines run along k, which is several instructions' k; else number by number, of which
@@ -23,15 +25,18 @@ from .gpu_part_layout import CHUNK_BYTES, PartLayout
 
 _NEIGHBOURS = 4
 _WORDS = 4  # of 32 bits in a chunk
+_UPPER_BITS = 0x80808080  # of the bytes of a word
+_DTYPES = {"f32": "float32", "i8": "int8"}
 
 
 @dataclass
 class MfmaUnit:
-    """The unit for numbers of a kind, by instructions for `size` x `size` sums."""
+    """The unit for numbers of a kind, by instructions for `size` x `size` sums. Of bytes A's may be unsigned in memory."""
 
     builder: GpuBuilder
     kind: amdgcn.Number
     size: int
+    is_unsigned: bool = False
 
     lanes = amdgcn.WAVEFRONT
     neighbours = _NEIGHBOURS
@@ -45,12 +50,20 @@ class MfmaUnit:
 
     @property
     def dtype(self) -> str:
-        """Of numbers in shared memory: bits, or float32."""
-        return "float32" if self.kind == "f32" else "uint16"
+        """Of numbers in shared memory: bits, float32, or int8."""
+        return _DTYPES.get(self.kind, "uint16")
 
     @property
     def chunk(self) -> int:
-        return CHUNK_BYTES // (4 if self.kind == "f32" else 2)
+        return CHUNK_BYTES // {"f32": 4, "i8": 1}.get(self.kind, 2)
+
+    @property
+    def sum_type(self) -> str:
+        return self.instruction.sum_type
+
+    @property
+    def register_type(self) -> str:
+        return self.sum_type
 
     @property
     def rows(self) -> int:
@@ -91,15 +104,18 @@ class MfmaUnit:
     def offset(self, chunks: Expr | int) -> Expr:
         return tirx.const(chunks, "int32") if isinstance(chunks, int) else chunks
 
-    def copies(self, turns: int) -> RegisterCopies:
-        return RegisterCopies(self, turns)
+    def copies(self, turns: int, *, is_packed: bool = False) -> RegisterCopies:
+        return RegisterCopies(self, turns, turns_signs=self.is_unsigned and not is_packed)
 
     def convert(self, numbers: Sequence[Expr], terms: int) -> list[list[Expr]]:
         assert terms == 1
         return [[self._converted(number) for number in numbers]]
 
     def _converted(self, number: Expr) -> Expr:
-        """A float32, or the bits of a number of 16, as the unit multiplies it. Those that become float32 are bfloat16's."""
+        """A float32, the bits of a number of 16, or a byte of A as the unit multiplies it. What becomes float32 is bfloat16."""
+        if self.kind == "i8":
+            byte = number ^ tirx.const(0x80, "uint8") if self.is_unsigned else number
+            return tirx.reinterpret("int8", byte) if str(byte.ty) == "uint8" else byte
         if str(number.ty) == self.dtype:
             return number
         if self.kind == "f32":
@@ -157,11 +173,12 @@ class MfmaUnit:
 class RegisterCopies:
     """Chunks that wait in registers. Beyond edges another place is read, whose numbers become zeros when they are stored.
 
-    Where a chunk has fewer numbers than 16 bytes those behind them are read, too, and become zeros.
+    Where a chunk has fewer numbers than 16 bytes those behind them are read, too, and become zeros. `turns_signs`: numbers are
+    unsigned bytes, and become signed ones that are 128 less.
     """
 
-    def __init__(self, unit: MfmaUnit, turns: int) -> None:
-        self._unit, builder = unit, unit.builder
+    def __init__(self, unit: MfmaUnit, turns: int, *, turns_signs: bool) -> None:
+        self._unit, self._turns_signs, builder = unit, turns_signs, unit.builder
         self._waiting = builder.local(turns * unit.chunk, unit.dtype, "waiting")
         self._masks = builder.local(turns, "uint32", "masks")  # of all bits, or of none
         self._counts = builder.local(turns, "int32", "counts")
@@ -192,6 +209,9 @@ class RegisterCopies:
         if self._has_counts:
             is_number = _run(0, unit.chunk) < tirx.Broadcast(self._counts[at], unit.chunk)
             content = tirx.Select(is_number, content, tirx.Broadcast(tirx.const(0, unit.dtype), unit.chunk))
+        if self._turns_signs:
+            words = tirx.reinterpret(f"uint32x{_WORDS}", content)
+            content = tirx.reinterpret(kind, words ^ tirx.Broadcast(_u32(_UPPER_BITS), _WORDS))
         unit.put_vector(to, content)
 
 

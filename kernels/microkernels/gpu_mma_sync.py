@@ -1,4 +1,4 @@
-"""NVIDIA's matrix unit by mma.sync (m16n8k16, from sm_80 on): 16 x 8 sums, 16 of k, numbers of 16 bits.
+"""NVIDIA's matrix unit by mma.sync (from sm_80 on): 16 x 8 sums, of 16 of k with numbers of 16 bits, or of 32 with bytes.
 
 Chunks come by asynchronous copies (cp.async); addresses are those of the shared window, fragments are loaded by ldmatrix.
 float32 numbers become sums of bfloat16 terms on their way.
@@ -16,28 +16,47 @@ from ..codegen import ptx
 from ..codegen.builder import Buffer, Expr
 from ..codegen.gpu_builder import GpuBuilder
 from .gpu_matrix_unit import Fragments, SumFragments
-from .gpu_part_layout import CHUNK, PartLayout
+from .gpu_part_layout import CHUNK_BYTES, PartLayout
 
 _LARGEST = float.fromhex("0x1.fep+127")  # of bfloat16
-_ITEM_BYTES = 2
+_ROWS = 8  # of a fragment
 _A_WORDS, _B_WORDS, _SUMS = 4, 2, 4  # registers of a lane for a block
 
 
 @dataclass(frozen=True)
 class MmaSync:
-    """`kind` is what it multiplies. A fragment is 8 x 8 numbers: two of B and four of A are a block's."""
+    """`kind` is what it multiplies, of A; bytes of B are signed. A fragment is 8 chunks: two of B and four of A are a block's."""
 
     builder: GpuBuilder
-    kind: ptx.Half
+    kind: ptx.Half | ptx.Byte
 
     lanes = 32
-    chunk = CHUNK
-    rows, columns, depth = 16, 8, 16
+    rows, columns = 16, 8
     sums, neighbours = _SUMS, 2
     groups = ((0, 0), (8, 0))
     row_lanes = (1, 2)
     copies_wait_in_registers = False
     swizzles_lines = True
+
+    @property
+    def item_bytes(self) -> int:
+        return 1 if self.kind in ("u8", "s8") else 2
+
+    @property
+    def chunk(self) -> int:
+        return CHUNK_BYTES // self.item_bytes
+
+    @property
+    def depth(self) -> int:
+        return 2 * self.chunk
+
+    @property
+    def sum_type(self) -> str:
+        return "int32" if self.item_bytes == 1 else "float32"
+
+    @property
+    def register_type(self) -> str:
+        return "uint32" if self.item_bytes == 1 else "float32"
 
     def allocate(self, chunks: int) -> Expr:
         return ptx.shared_address(self.builder.dynamic_shared(chunks * ptx.COPY_BYTES, "uint8"))
@@ -45,14 +64,14 @@ class MmaSync:
     def offset(self, chunks: Expr | int) -> Expr:
         return _u32(chunks * ptx.COPY_BYTES)
 
-    def copies(self, turns: int) -> MmaSync:
+    def copies(self, turns: int, *, is_packed: bool = False) -> MmaSync:
         return self
 
     def begin(
         self, turn: int, to: Expr, buffer: Buffer, index: Expr, is_inside: Expr | None = None, count: Expr | None = None
     ) -> None:
         """Of a chunk that is not inside no byte is read, whatever its address is."""
-        valid = None if count is None else _u32(count * _ITEM_BYTES)
+        valid = None if count is None else _u32(count * self.item_bytes)
         if is_inside is not None:
             valid = tirx.Select(is_inside, _u32(ptx.COPY_BYTES) if valid is None else valid, _u32(0))
         self.builder.do(ptx.copy_async(to, buffer[self.builder.bind(index)], valid))
@@ -61,6 +80,8 @@ class MmaSync:
         """It ends by itself."""
 
     def convert(self, numbers: Sequence[Expr], terms: int) -> list[list[Expr]]:
+        if self.item_bytes == 1:
+            return [[joined_bytes(numbers[first : first + 4]) for first in range(0, self.chunk, 4)]]
         pairs = [self._words(low, high, terms) for low, high in zip(numbers[::2], numbers[1::2], strict=True)]
         return [[pair[term] for pair in pairs] for term in range(terms)]
 
@@ -99,7 +120,10 @@ class MmaSync:
             cells = [sums[_i32((i * column_blocks + j) * _SUMS + r)] for r in range(_SUMS)]
             of_a = [a.registers[_i32(a_first + i * _A_WORDS + r)] for r in range(_A_WORDS)]
             of_b = [b.registers[_i32(b_first + j * _B_WORDS + r)] for r in range(_B_WORDS)]
-            self.builder.do(ptx.multiply(cells, of_a, of_b, self.kind))
+            if self.kind == "u8" or self.kind == "s8":
+                self.builder.do(ptx.multiply_bytes(cells, of_a, of_b, self.kind))
+            else:
+                self.builder.do(ptx.multiply(cells, of_a, of_b, self.kind))
 
     def maximum(self, first: Expr, second: Expr) -> Expr:
         return tirx.max(first, second)
@@ -109,6 +133,14 @@ class MmaSync:
 
     def place(self, lane: Expr) -> tuple[Expr, Expr]:
         return tirx.floordiv(lane, 4), tirx.floormod(lane, 4) * 2
+
+
+def joined_bytes(numbers: Sequence[Expr]) -> Expr:
+    """Four bytes as a word, the first in the lowest bits."""
+    first, *others = (_u32(tirx.Cast("uint8", one)) for one in numbers)
+    for place, one in enumerate(others, 1):
+        first = first | (one << _u32(8 * place))
+    return first
 
 
 def split_pair(builder: GpuBuilder, low: Expr, high: Expr, terms: int) -> list[Expr]:
@@ -133,10 +165,10 @@ def split_pair(builder: GpuBuilder, low: Expr, high: Expr, terms: int) -> list[E
 
 @dataclass
 class FragmentReader:
-    """Loads the fragments of one operand for a warp, two blocks of 8 lines by 16 of k at a time.
+    """Loads the fragments of one operand for a warp, two blocks of 8 lines by two chunks of k at a time.
 
-    Of the four fragments of a load, A's are: lines 0-7 and 8-15 of k 0-7, then of k 8-15. B's: k 0-7 and 8-15 of lines 0-7, then
-    of lines 8-15.
+    Of the four fragments of a load, A's are: lines 0-7 and 8-15 of the first chunk, then of the second. B's: both chunks of
+    lines 0-7, then of lines 8-15.
     """
 
     builder: GpuBuilder
@@ -148,16 +180,17 @@ class FragmentReader:
 
     def __post_init__(self) -> None:
         builder, layout = self.builder, self.layout
-        low, high = tirx.floormod(tirx.floordiv(self.lane, CHUNK), 2), tirx.floordiv(self.lane, 2 * CHUNK)
+        low, high = tirx.floormod(tirx.floordiv(self.lane, _ROWS), 2), tirx.floordiv(self.lane, 2 * _ROWS)
         self._of_lines, self._of_k = map(builder.bind, (low, high) if self.is_a else (high, low))
-        row = builder.bind(tirx.floormod(self.lane, CHUNK))
+        row = builder.bind(tirx.floormod(self.lane, _ROWS))
         self._swizzle = builder.bind(layout.swizzle(row))
         if layout.along_k:
-            first = (self.begin + self._of_lines * CHUNK + row) * layout.row_chunks
-            self._chunks = [self._chunk(step * 2 + self._of_k) for step in range(layout.depth // 16)]
+            first = (self.begin + self._of_lines * _ROWS + row) * layout.row_chunks
+            self._chunks = [self._chunk(step * 2 + self._of_k) for step in range(layout.row_chunks // 2)]
         else:
-            first = (self._of_k * CHUNK + row) * layout.row_chunks
-            numbers = [tirx.floordiv(self.begin, CHUNK) + pair * 2 + self._of_lines for pair in range(self.lines // 16)]
+            assert layout.chunk == _ROWS, "ldmatrix transposes numbers of 16 bits"
+            first = (self._of_k * _ROWS + row) * layout.row_chunks
+            numbers = [tirx.floordiv(self.begin, _ROWS) + pair * 2 + self._of_lines for pair in range(self.lines // 16)]
             self._chunks = [self._chunk(number) for number in numbers]
         self._first = builder.bind(_u32(first * ptx.COPY_BYTES))
         words = 2 * layout.terms * self.lines // 16 * 4
@@ -171,7 +204,7 @@ class FragmentReader:
         return self.builder.bind(_u32((number ^ self._swizzle) * ptx.COPY_BYTES))
 
     def load(self, slot: int, address: Expr, step: int, term: int) -> None:
-        """All fragments of the warp's lines for k in [16 step, 16 step + 16): 4 registers for each 16 lines."""
+        """All fragments of the warp's lines for the two chunks of k of a step: 4 registers for each 16 lines."""
         layout, place = self.layout, self.first(slot, term)
         for pair in range(self.lines // 16):
             chunk = self._chunks[step if layout.along_k else pair]
@@ -206,6 +239,7 @@ class SumWords:
             low, high = self.sums[_i32(cell)], self.sums[_i32(cell + 1)]
             place = block * 2 + row
             if self.terms == 1:
+                assert self.unit.kind == "bf16" or self.unit.kind == "f16"
                 builder.do(ptx.rounded_pair(self.registers[_i32(place)], low, high, self.unit.kind))
                 continue
             for term, word in enumerate(split_pair(builder, low, high, self.terms)):

@@ -69,7 +69,7 @@ class PackedSource:
         self._thread = thread
         panel = matrix * self.panels + tirx.floordiv(begin, self.layout.lines)
         self._origin = self.unit.builder.bind(panel * (self.parts * self._numbers) + thread * self.layout.chunk)
-        self._copies = self.unit.copies(ceil(self.layout.chunks / self.threads))
+        self._copies = self.unit.copies(ceil(self.layout.chunks / self.threads), is_packed=True)
 
     @property
     def _numbers(self) -> int:
@@ -137,7 +137,8 @@ class _InPlace:
 class CopiedSource(_InPlace):
     """Numbers that the unit multiplies, copied 16 bytes at a time, what lies beyond an edge as zeros.
 
-    The operand is contiguous along rows of the layout, whose length is a multiple of a chunk; elements of 16 bits are uint16.
+    The operand is contiguous along rows of the layout, whose length is a multiple of a chunk; elements of 16 bits
+    are uint16, bytes uint8 or int8.
     """
 
     def prepare(self, matrix: Expr, begin: Expr, thread: Expr) -> None:
@@ -168,8 +169,8 @@ class CopiedSource(_InPlace):
 class ConvertedSource(_InPlace):
     """Any elements, loaded early and kept in registers while the block multiplies, then stored as the unit multiplies them.
 
-    The buffer's elements are float32, or uint16: 16-bit floats as they are. `vector_lanes` neighbours along a row may be loaded
-    at once.
+    The buffer's elements are float32, uint16 (16-bit floats as they are), or bytes. `vector_lanes` neighbours along a row may be
+    loaded at once.
     """
 
     vector_lanes: int = 1

@@ -20,6 +20,7 @@ from .bf16_split import split_array
 
 CHUNK = 8  # numbers of 16 bits in 16 bytes
 CHUNK_BYTES = 16
+_PACKED = {4: "float32", CHUNK: "uint16", 16: "int8"}  # by numbers of a chunk
 _BANK_CHUNKS = 8  # 16-byte chunks that all banks together give at once
 
 
@@ -67,8 +68,8 @@ class PackParts:
     """Pack a constant operand as stages of shared memory hold it: [matrices, panels, parts, terms, numbers of a part], as bits.
 
     `panels` makes [matrices, panels, k, lines] of it, k a multiple of nothing; parts are filled with zeros. A float32 constant
-    becomes `terms` bfloat16 terms, others are one; where a chunk has four numbers all become float32. So each stage is one run of
-    bytes.
+    becomes `terms` bfloat16 terms, others are one; where a chunk has four numbers all become float32, and bytes have 16. So each
+    stage is one run of bytes.
     """
 
     panels: Pack
@@ -77,7 +78,7 @@ class PackParts:
     def packed_type(self, source: TensorType) -> TensorType:
         matrices, panels, depth, lines = self.panels.packed_type(source).shape
         shape = matrices, panels, ceil(depth / self.layout.depth), self.layout.terms, lines * self.layout.depth
-        return TensorType(shape, "uint16" if self.layout.chunk == CHUNK else "float32")
+        return TensorType(shape, _PACKED[self.layout.chunk])
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         layout = self.layout
@@ -96,9 +97,9 @@ class PackParts:
 
     def _terms(self, packed: np.ndarray) -> np.ndarray:
         if self.layout.chunk != CHUNK:
-            return packed.astype(np.float32)[None]
+            return packed.astype(_PACKED[self.layout.chunk])[None]
         return split_array(packed, self.layout.terms) if packed.dtype == np.float32 else packed.view(np.uint16)[None]
 
     def __str__(self) -> str:
         layout = self.layout
-        return f"parts({self.panels},{layout.depth}*{layout.terms}{'' if layout.chunk == CHUNK else ' float32'})"
+        return f"parts({self.panels},{layout.depth}*{layout.terms}{'' if layout.chunk == CHUNK else ' ' + _PACKED[layout.chunk]})"

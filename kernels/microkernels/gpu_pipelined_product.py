@@ -74,7 +74,7 @@ def emit_pipelined_product(builder: GpuBuilder, product: PipelinedProduct) -> No
             _Block(builder, product, thread).emit(block)
         return
     results = product.batch * product.m * product.n
-    sums = builder.workspace(product.way.splits * results, "float32")
+    sums = builder.workspace(product.way.splits * results, product.unit.sum_type)
     with builder.blocks(blocks, product.way.tile.threads) as (block, thread):
         _Block(builder, product, thread, sums).emit(block)
     emit_sums_of_splits(builder, (product.batch, product.m, product.n), product.way.splits, sums, product.store)
@@ -121,9 +121,9 @@ class _Block:
         self.a = unit.fragments(product.a.layout, self.warp_row, tile.warp_rows, self.lane, is_a=True)
         self.b = unit.fragments(product.b.layout, self.warp_column, tile.warp_columns, self.lane, is_a=False)
         cells = self.row_blocks * self.column_blocks * unit.sums
-        self.sums = builder.local(cells, "float32", "sums")
+        self.sums = builder.local(cells, unit.register_type, "sums")
         for cell in range(cells):
-            builder.store(self.sums, cell, tirx.const(0, "float32"))
+            builder.store(self.sums, cell, tirx.const(0, unit.register_type))
         product.a.prepare(product.matrix_of_a(self.batch), self.top, self.thread)
         product.b.prepare(product.matrix_of_b(self.batch), self.left, self.thread)
         self._multiply_parts()
@@ -239,6 +239,8 @@ class _Block:
 
     def _store_one(self, m: Expr, n: Expr, value: Expr) -> None:
         product = self.product
+        if self.unit.register_type != self.unit.sum_type:
+            value = tirx.Cast(self.unit.sum_type, value)
         if self.partial_sums is None:
             product.store(self.batch, m, n, value)
             return

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from ...runtime.hardware.gpu import gpu_machine, has_half_products, has_mfma
+from ...runtime.hardware.gpu import gpu_machine, has_byte_mfma, has_half_products, has_mfma
 from ...runtime.target import Target
 from ..codegen import amdgcn
 from ..codegen.gpu_builder import GpuBuilder
+from ..formats.format import Format, Storage
 from .gpu_matrix_unit import MatrixUnit
 from .gpu_mfma import MfmaUnit
 from .gpu_mma_sync import MmaSync
 from .gpu_part_layout import CHUNK_BYTES
 
+BYTES = frozenset(["uint8", "int8"])
 _LARGE = 32  # sums each way of AMD's larger instructions
 
 
@@ -23,8 +25,15 @@ def missing_unit(target: Target) -> str:
     return "v_mfma of bfloat16" if target.kind == "rocm" else "mma.sync of 16-bit floats with asynchronous copies"
 
 
+def missing_bytes(target: Target) -> str:
+    """What a GPU that has a matrix unit lacks to multiply bytes on it; empty where it has all."""
+    return "v_mfma of eight bytes a lane" if target.kind == "rocm" and not has_byte_mfma(target.level) else ""
+
+
 def multiplied_as(dtypes: Set[str], target: Target, *, may_round: bool) -> amdgcn.Number:
     """What the unit multiplies operands of such types as: float32 itself where it can and bfloat16 would not be exact enough."""
+    if dtypes <= BYTES:
+        return "i8"
     if "float16" in dtypes:
         return "f16"
     is_exact = "float32" in dtypes and not may_round
@@ -32,7 +41,7 @@ def multiplied_as(dtypes: Set[str], target: Target, *, may_round: bool) -> amdgc
 
 
 def number_bytes(kind: amdgcn.Number) -> int:
-    return 4 if kind == "f32" else 2
+    return {"f32": 4, "i8": 1}.get(kind, 2)
 
 
 def chunk_of(kind: amdgcn.Number) -> int:
@@ -40,9 +49,30 @@ def chunk_of(kind: amdgcn.Number) -> int:
     return CHUNK_BYTES // number_bytes(kind)
 
 
-def new_unit(builder: GpuBuilder, target: Target, kind: amdgcn.Number, warp_rows: int, warp_columns: int) -> MatrixUnit:
-    """The unit for warps that have such a part of C, by AMD's larger instructions where these divide it."""
+def new_unit(
+    builder: GpuBuilder,
+    target: Target,
+    kind: amdgcn.Number,
+    warp_rows: int,
+    warp_columns: int,
+    *,
+    is_unsigned: bool = False,
+) -> MatrixUnit:
+    """The unit for warps that have such a part of C, by AMD's larger instructions where these divide it.
+
+    Of bytes those of A may be unsigned.
+    """
     if target.kind == "rocm":
-        return MfmaUnit(builder, kind, _LARGE if warp_rows % _LARGE == warp_columns % _LARGE == 0 else 16)
+        size = _LARGE if warp_rows % _LARGE == warp_columns % _LARGE == 0 else 16
+        return MfmaUnit(builder, kind, size, is_unsigned)
     assert kind != "f32"
-    return MmaSync(builder, kind)
+    return MmaSync(builder, kind if kind != "i8" else "u8" if is_unsigned else "s8")
+
+
+def byte_format(dtype: str, target: Target) -> Format:
+    """How products of bytes, of such a type in memory, by constant signed ones are computed.
+
+    A zero point is subtracted by the sums of weights, and so are the 128 that an unsigned byte has less on AMD's unit.
+    """
+    offset = -128 if target.kind == "rocm" and dtype == "uint8" else 0
+    return Format(f"{dtype} on the matrix unit", Storage(dtype), Storage("int8"), "int32", "tile", 4, None, offset=offset)

@@ -196,14 +196,15 @@ class PackedPanels:
         first, start, rows = place
         builder, depth, width = self.builder, self.rows, part.tile.columns
         above, left = builder.bind(a.base + start * a.pitch), builder.bind(b.base + first * depth)
+        is_one_loop = end is None or isinstance(depth, Size)
         sums = sum_tile(
             builder,
             part.tile,
             self.format,
-            (depth,) if end is None else (1, depth),
+            (depth,) if is_one_loop else (1, depth),
             lambda row, ks: a.buffer[above + row * a.pitch + ks[-1]],
             lambda column, ks: b.buffer[left + ks[-1] * width + column],
-            spans=None if end is None else {1: (0, end)},
+            spans=None if end is None else {0 if is_one_loop else 1: (0, end)},
         )
         with builder.loop(builder.bind(tirx.min(rows - start, part.tile.rows)), name="row") as row:
             base = builder.bind(row * width)

@@ -382,7 +382,7 @@ def _in_blocks(
     new loops' iterations to those of `depth`."""
     axis = _outer_loops(depth, longest)
     step = prod(depth[axis + 1 :])
-    is_long = longest is not None and prod(depth[axis:]) > longest and all(spanned < axis for spanned in spans)
+    is_long = longest is not None and all(spanned < axis for spanned in spans) and prod(depth[axis:]) > longest
     lengths = range(_LONGEST_BLOCK // step, (_LEAST_BLOCK - 1) // step, -1) if is_long else ()
     block = next((length for length in lengths if depth[axis] % length == 0), 0)
     if not block:

@@ -17,6 +17,7 @@ from ...runtime.symbolic.shapes import is_one
 from ...runtime.symbolic.sizes import estimating, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder, row_major
+from ..codegen.gpu_builder import GpuBuilder
 from ..cost.estimate import Estimate, with_bytes
 from ..cost.memory import parallel_work
 from ..cost.movement import arrival_cycles, chosen_elements_cycles, chosen_rows_cycles
@@ -148,12 +149,18 @@ def _copy_rows(
     extents = [[prod(shape[axis] for axis in run) for run in section] for section in runs]
     source = source_of(group, builder, anchor.inputs[0])
     first, lead = len(extents[0]), extents[0] + extents[1]
-    if builder.is_grid:
-        with builder.chunks(prod(shape), 4 * prod(shape)) as i:
-            at = bound_unravel(builder, i, [*lead, *extents[2]])
-            inner = row_major(at[len(lead) :], extents[2])
-            begin = origin(row_major(at[:first], lead[:first]), row_major(at[first : len(lead)], lead[first:]))
-            store_epilogue(merged, builder, anchor, at, source[builder.bind(begin + inner)])
+    if isinstance(builder, GpuBuilder):
+        *outer, last = [*lead, *extents[2]]
+        kinds = [group.types[name].dtype for name in (anchor.inputs[0], *group.outputs)]
+        count = builder.vector_count(kinds, last) if extents[2] else 1
+        with builder.chunks(prod(shape) // count, 4 * prod(shape)) as i:
+            *before, run = bound_unravel(builder, i, [*outer, last // count])
+            chosen = row_major([*before, run][first : len(lead)], lead[first:])
+            place = builder.bind(origin(row_major(before[:first], lead[:first]), chosen))
+            with builder.neighbours(count) as e:
+                index = (*before, run * count + e if count > 1 else run)
+                inner = row_major(index[len(lead) :], extents[2])
+                store_epilogue(merged, builder, anchor, index, source[builder.bind(place + inner)])
         return
     *middle, last = extents[2]
     if is_one(prod(extents[2])):

@@ -16,6 +16,7 @@ from ...runtime.hardware.machine import Machine
 from ...runtime.symbolic.shapes import equal, is_one
 from ...runtime.symbolic.sizes import Size, estimating, hint_of, least_of
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
+from ..codegen.gpu_builder import GpuBuilder
 from ..cost.movement import copied_cycles, repeated_cycles, transposed_cycles
 from ..cost.pointwise import LoopBody
 from ..groups.group import Group, Op
@@ -156,9 +157,13 @@ class _Copy:
         lanes = self._lanes()
         if not loops:
             self._store((), self._load(()))
-        elif self.builder.is_grid:
-            with self.builder.chunks(work, work) as i:
-                self._move(bound_unravel(self.builder, i, [axis.extent for axis in loops]))
+        elif isinstance(self.builder, GpuBuilder):
+            *outer, last = [axis.extent for axis in loops]
+            count = self.builder.vector_count([self.group.types[self.output].dtype], last)
+            with self.builder.chunks(work // count, work) as i:
+                *index, run = bound_unravel(self.builder, i, [*outer, last // count])
+                with self.builder.neighbours(count) as e:
+                    self._move((*index, run * count + e if count > 1 else run))
         elif (across := self._transposed_loop(loops)) is not None:
             self._transpose(loops, across, work)
         elif self._repeats(loops):

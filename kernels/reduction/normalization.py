@@ -26,7 +26,7 @@ from ..cost.rows import normalization_passes, row_cycles, softmax_passes
 from ..expressions import math
 from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel, Candidate, Refusal
-from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, pointwise_cost
+from ..template.kernel import anchor_bodies, epilogue_operands, finish, machine_of, new_builder, pointwise_cost
 from ..template.loops import accumulator_type, merge_sections, nest, parallel_nest, store_epilogue
 from ..template.prologue import flat_obstacle, source_of
 from ..template.values import anchor_of
@@ -100,11 +100,13 @@ def build(group: Group, target: Target, emit: EmitRows | None = None) -> BuiltKe
         return anchor
     operand = group.types[anchor.inputs[0]]
     builder = new_builder(target)
-    work = _work(group, anchor)
+    work, inplace = _work(group, anchor), ()
     if operand.elements != 0:
         rows = _rows(group, builder, anchor)
         (emit or Rows.emit)(rows, work, rows.softmax if anchor.op_type in _SOFTMAX else rows.normalize)
-    return finish("normalization", builder, group, flops=work)
+        # Exponentials wait in the output, and blocks of neighbouring rows overlap.
+        inplace = epilogue_operands(builder, group, anchor) if rows.rowwise and anchor.op_type != "Softmax" else ()
+    return finish("normalization", builder, group, flops=work, inplace=inplace)
 
 
 @dataclass(frozen=True)

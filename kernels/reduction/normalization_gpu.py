@@ -34,4 +34,5 @@ def _emit(rows: Rows, work: int, compute: Callable[[Block], None]) -> None:
         lambda index: row_major((*index, *zeros), rows.shape),
         (Loop(rows.length, 1),),
         lambda block: compute(replace(block, index=(*block.index, *zeros))),
+        [rows.group.types[name].dtype for name in (rows.anchor.inputs[0], *rows.group.outputs[:1])],
     )

@@ -22,7 +22,7 @@ from ..cost.rows import MAX_INSTRUCTIONS
 from ..expressions import math
 from ..groups.group import Group, Op, literal_ints
 from ..template.contract import BuiltKernel, Candidate, Refusal
-from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, pointwise_cost
+from ..template.kernel import anchor_bodies, epilogue_operands, finish, machine_of, new_builder, pointwise_cost
 from ..template.loops import accumulator_type, store_epilogue
 from ..template.prologue import flat_obstacle, source_of
 from ..template.values import anchor_of
@@ -130,8 +130,9 @@ def build(group: Group, target: Target, emit: EmitResults | None = None) -> Buil
                 )
             )
 
-    reduce_blocks(group, builder, operand.shape, axes, anchor.outputs[0], builder.lanes(dtype), work, compute, emit)
-    return finish("reduction", builder, group, flops=work)
+    is_once = reduce_blocks(group, builder, operand.shape, axes, anchor.outputs[0], builder.lanes(dtype), work, compute, emit)
+    inplace = epilogue_operands(builder, group, anchor) if is_once else ()
+    return finish("reduction", builder, group, flops=work, inplace=inplace)
 
 
 def reduced_axes(group: Group, op: Op) -> tuple[int, ...] | None:

@@ -142,17 +142,19 @@ def reduce_blocks(
     work: SizeLike,
     compute: Callable[[Group, Block], None],
     emit: EmitResults | None = None,
-) -> None:
-    """Run `compute(merged group, block)` over all results of reducing an operand of this shape over `axes`.
+) -> bool:
+    """Run `compute(merged group, block)` over all results of reducing an operand of this shape over `axes`, and say whether each
+    result is in one block only.
 
     `result` names the anchor's output, with or without the reduced dimensions. `emit` writes the loops over the results,
     `Results.emit` if it is left out.
     """
     if prod(group.types[result].shape) == 0:
-        return
+        return True
     merged_group, kept, reduced = reduction_form(group, shape, axes, result)
     results = Results(builder, kept, reduced, lanes)
     (emit or Results.emit)(results, work, lambda block: compute(merged_group, block))
+    return results.is_once
 
 
 def counted_reduction(group: Group, anchor: Op, axes: Sequence[int], machine: Machine) -> Reduction:
@@ -217,10 +219,19 @@ class Results:
         """Whether the elements of a result are contiguous."""
         return bool(self.reduced) and is_one(self.reduced[-1].stride)
 
+    @property
+    def side(self) -> SizeLike:
+        """The extent that vectors run along."""
+        return self.reduced[-1].extent if self.rowwise else self.kept[-1].extent
+
+    @property
+    def is_once(self) -> bool:
+        """Whether no two blocks have a result in common: the last one of columns is moved back to end with them."""
+        return self.rowwise or (not isinstance(self.side, Size) and self.side % block_slots(self.lanes, self.side)[1] == 0)
+
     def emit(self, work: SizeLike, compute: Callable[[Block], None]) -> None:
         """Run `compute(block)` for every result that vectors run along, or for every block of neighbouring ones."""
-        builder, kept, reduced = self.builder, self.kept, self.reduced
-        side = reduced[-1].extent if self.rowwise else kept[-1].extent
+        builder, kept, reduced, side = self.builder, self.kept, self.reduced, self.side
         lanes, slots = block_slots(self.lanes, side, is_row=self.rowwise)
         if self.rowwise:
             parallel_nest(

@@ -8,7 +8,7 @@ returns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -65,6 +65,30 @@ class RowForm:
         stored = {name for name in self.group.outputs if name in self.elements and self.levels[name] == loop}
         kept = {name for name, made in self.kept.items() if made == loop}
         return [name for op in self.group.ops for name in op.outputs if name in self.elements & (read | stored | kept)]
+
+    def is_read_after(self, name: str, output: str) -> bool:
+        """Whether an operand is read where the element of an output has been stored: for a later target, or in a later loop."""
+        loop = self.levels[output]
+        targets = self.targets(loop)
+        later = targets[targets.index(output) + 1 :]
+        known = {one for one, made in self.kept.items() if made <= loop}
+        if self._reads(later, name, known | set(targets)):
+            return True
+        beyond = range(loop + 1, self.loops)
+        return any(self._reads(self.targets(one), name, {n for n, made in self.kept.items() if made < one}) for one in beyond)
+
+    def _reads(self, values: Sequence[str], name: str, known: Set[str]) -> bool:
+        """Whether an operand is read to compute some values, others being `known`, as results of reductions are."""
+        waiting, seen = list(values), set[str]()
+        while waiting:
+            value = waiting.pop()
+            if value == name:
+                return True
+            op = self.group.producers.get(value)
+            if op is not None and op.op_type not in FOLDS and value not in seen and (value in values or value not in known):
+                seen.add(value)
+                waiting += op.inputs
+        return False
 
     @property
     def scratch(self) -> list[str]:

@@ -24,7 +24,7 @@ from ..cost.rows import MAX_INSTRUCTIONS, RowPass, row_cycles
 from ..expressions import math
 from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel, Candidate, Refusal
-from ..template.kernel import finish, new_builder, pointwise_cost
+from ..template.kernel import finish, new_builder, pointwise_cost, same_place_operands
 from ..template.loops import bound_unravel, nest
 from ..template.values import GroupValues, Reader
 from .reduction_loops import Block, Loop, block_slots
@@ -96,7 +96,24 @@ def _build(group: Group, form: RowForm, target: Target, work: int) -> BuiltKerne
     builder = new_builder(target)
     if prod(form.outer) != 0:
         _emit(form, builder, work)
-    return finish("rows", builder, group, flops=work)
+    return finish("rows", builder, group, flops=work, inplace=row_operands(form, group))
+
+
+def row_operands(form: RowForm, group: Group) -> tuple[tuple[int, str], ...]:
+    """Inputs of a row's elements that nobody reads after an output, by its number, is stored, so that this may alias them.
+
+    Each row is the work of one thread. None where no state is read.
+    """
+    if not group.updates_state:
+        return ()
+    shape = (*form.outer, *form.row)
+    return tuple(
+        (number, name)
+        for number, name in same_place_operands(group)
+        if (output := group.outputs[number]) in form.elements
+        and form.group.types[output].shape == form.group.types[name].shape == shape
+        and not form.is_read_after(name, output)
+    )
 
 
 def _emit(form: RowForm, builder: KernelBuilder, work: int) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import prod
 
 from tvm import tirx
 
+from ...runtime.symbolic.shapes import is_one
 from ..codegen.builder import Buffer, Expr, Index
 from ..codegen.gpu_builder import GpuBuilder
 from ..codegen.grids import BLOCK_THREADS
@@ -20,10 +21,14 @@ SHORT_ROW = 64  # elements below which a thread of its own for each row does bet
 
 @dataclass(frozen=True)
 class ThreadBlock(Block):
-    """A row whose element number i belongs to thread i % `threads`, a power of two, of the block."""
+    """A row whose element number i belongs to thread i / `count` % `threads`, a power of two, of the block.
+
+    The neighbours of a thread are loaded and stored as vectors, if rows begin where vectors do.
+    """
 
     thread: Expr
     threads: int
+    count: int = 1
 
     def once(self) -> AbstractContextManager[None]:
         return self.builder.when(tirx.EQ(self.thread, 0))
@@ -58,14 +63,26 @@ class ThreadBlock(Block):
 
     def _each(self, extents: Sequence[int], body: Callable[[Index, Expr], None]) -> None:
         """`body(index, number)` for those of the row's elements that are this thread's."""
-        builder, count = self.builder, prod(extents)
-        with builder.loop(-(-count // self.threads), name="turn") as turn:
+        builder, vectors = self.builder, prod(extents) // self.count
+        with builder.loop(-(-vectors // self.threads), name="turn") as turn:
             number = builder.bind(turn * self.threads + self.thread)
-            if count % self.threads == 0:
-                body(bound_unravel(builder, number, extents), number)
+            if vectors % self.threads == 0:
+                self._neighbours(extents, number, body)
                 return
-            with builder.when(number < count):
+            with builder.when(number < vectors):
+                self._neighbours(extents, number, body)
+
+    def _neighbours(self, extents: Sequence[int], vector: Expr, body: Callable[[Index, Expr], None]) -> None:
+        """Those of one vector of the row."""
+        builder, count = self._builder, self.count
+        if count == 1 or not extents or extents[-1] % count:
+            with builder.neighbours(count) as e:
+                number = builder.bind(vector * count + e) if count > 1 else vector
                 body(bound_unravel(builder, number, extents), number)
+            return
+        *outer, run = bound_unravel(builder, vector, [*extents[:-1], extents[-1] // count])
+        with builder.neighbours(count) as e:
+            body((*outer, run * count + e), vector * count + e)
 
 
 def emit_rows(
@@ -74,10 +91,15 @@ def emit_rows(
     base: Callable[[Index], Expr],
     reduced: tuple[Loop, ...],
     compute: Callable[[Block], None],
+    dtypes: Iterable[str],
 ) -> None:
-    """A thread block for each index of `extents`; its row begins at `base(index)`, and `reduced` are the loops over it."""
+    """A thread block for each index of `extents`; its row begins at `base(index)`, and `reduced` are the loops over it.
+
+    `dtypes` are those of tensors of its elements.
+    """
     length = prod(loop.extent for loop in reduced)
-    threads = min(BLOCK_THREADS, 1 << max(length - 1, 31).bit_length())
+    count = builder.vector_count(dtypes, length) if reduced and is_one(reduced[-1].stride) else 1
+    threads = min(BLOCK_THREADS, 1 << max(length // count - 1, 31).bit_length())
     with builder.blocks(prod(extents), threads) as (block, thread):
         index = bound_unravel(builder, block, extents)
-        compute(ThreadBlock(builder, 1, 1, True, builder.bind(base(index)), reduced, index, thread, threads))
+        compute(ThreadBlock(builder, 1, 1, True, builder.bind(base(index)), reduced, index, thread, threads, count))

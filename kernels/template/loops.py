@@ -71,6 +71,8 @@ def store_epilogue(
         value = builder.name(value)
     values = GroupValues(group, builder, {result: lambda _: value})
     elements = [values.read(out, index) for out in outputs]
+    if len(elements) > 1 and not builder.is_grid:  # all are known before the first is stored: in place of what another reads
+        elements = [builder.name(element) for element in elements]
     for out, element in zip(outputs, elements, strict=True):
         kind = group.types[out]
         place = row_major(index, kind.shape) if offset is None else offset

@@ -48,7 +48,8 @@ class Generator(Shared):
         """Continue texts from their beginning on.
 
         Args:
-            tokens: the prompts: for a batch of 1 a row of token numbers, else a row each, of any lengths.
+            tokens: the prompts: for a batch of 1 a row of token numbers, else a row each, of any lengths; an array without rows
+                gives a result without rows.
             n: new tokens of each sequence, at most.
             temperature: 0 takes the likeliest token, else a token is drawn from logits divided by it; one for all, or one each.
             top_k: draw from the k likeliest only; 0 from all.

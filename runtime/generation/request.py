@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ..errors import InputError
-from ..interchange import is_torch
+from ..interchange import is_integer
 
 if TYPE_CHECKING:
     import torch
@@ -32,21 +32,27 @@ class Choice:
 def prompts_of(tokens: Tokens, batch: int, vocabulary: int) -> list[list[int]]:
     """The prompts of each sequence. Raises InputError where they are not token numbers, or not as many as the batch."""
     where = "tokens"
-    if is_torch(tokens):
-        rows = [row.tolist() for row in tokens] if isinstance(tokens, (list, tuple)) else tokens.tolist()  # type: ignore[union-attr]
-    else:
-        rows = tokens.tolist() if isinstance(tokens, np.ndarray) else list(tokens)
-        rows = [row.tolist() if isinstance(row, (np.ndarray, np.generic)) else row for row in rows]
-    if all(isinstance(row, int) for row in rows) and (rows or batch == 1):
-        rows = [rows]
-    if not all(isinstance(row, (list, tuple)) and all(type(token) is int for token in row) for row in rows):
+    rows = tokens.tolist() if hasattr(tokens, "tolist") else _listed(tokens)
+    if isinstance(rows, list):
+        rows = [row.tolist() if hasattr(row, "tolist") else row for row in rows]
+        if all(isinstance(row, int) for row in rows) and (rows or batch == 1):
+            rows = [rows]
+    if not isinstance(rows, list) or not all(isinstance(row, (list, tuple)) and all(map(is_integer, row)) for row in rows):
         raise InputError(where, "not all of them are whole numbers", "give a row of token numbers for each sequence")
     if len(rows) != batch:
         raise InputError(where, f"{len(rows)} sequences given, the generator takes {batch}", "compile it with batch=...")
     for row in rows:
         if outside := [token for token in row if not 0 <= token < vocabulary]:
             raise InputError(where, f"there is no token {outside[0]}", f"the model has tokens 0 to {vocabulary - 1}")
-    return [list(row) for row in rows]
+    return [list(map(int, row)) for row in rows]
+
+
+def has_no_rows(tokens: Tokens, batch: int) -> bool:
+    """Whether prompts of no sequence at all are given: an array of no rows, or an empty list in the place of several."""
+    shape = getattr(tokens, "shape", None)
+    if shape is not None:
+        return len(shape) == 2 and shape[0] == 0
+    return batch > 1 and isinstance(tokens, (list, tuple)) and not tokens
 
 
 def choice_of(
@@ -65,18 +71,26 @@ def choice_of(
     counts = _numbers("top_k", top_k, batch, lambda x: x >= 0 and x == int(x), "a whole number from 0 on")
     settings[:, 1] = np.minimum(counts, vocabulary)
     settings[:, 2] = _numbers("top_p", top_p, batch, lambda x: 0 < x <= 1, "a number above 0, up to 1")
-    if seed is not None and (type(seed) is not int or not 0 <= seed < 2**64):
+    if seed is not None and (not is_integer(seed) or not 0 <= seed < 2**64):
         raise InputError("seed", f"{seed!r} is no whole number of 64 bits", "give a number from 0 on, or None")
-    number = secrets.randbits(64) if seed is None else seed
-    stops = [stop] if isinstance(stop, int) else list(stop)
+    number = secrets.randbits(64) if seed is None else int(seed)
+    stops = _listed(stop)
     if len(stops) > STOPS:
         raise InputError("stop", f"{len(stops)} tokens given", f"give at most {STOPS}")
     for name, token in (*(("stop", one) for one in stops), *(() if pad is None else (("pad", pad),))):
-        if not isinstance(token, (int, np.integer)) or not 0 <= token < vocabulary:
+        if not is_integer(token) or not 0 <= token < vocabulary:
             raise InputError(name, f"there is no token {token!r}", f"the model has tokens 0 to {vocabulary - 1}")
     last = pad if pad is not None else stops[0] if stops else 0
     ends = np.array([*stops, *[-1] * (STOPS - len(stops)), last], np.int64)
     return Choice(settings, np.array([number & 0xFFFFFFFF, number >> 32], np.uint32), ends)
+
+
+def _listed(given: Any) -> list[Any]:
+    """What is given one by one; by itself where it is one thing only."""
+    try:
+        return list(given)
+    except TypeError:
+        return [given]
 
 
 def _numbers(name: str, given: object, batch: int, is_legal: Callable[[float], bool], wanted: str) -> np.ndarray:

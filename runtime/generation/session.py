@@ -18,7 +18,7 @@ from ..cpu_device import CpuInvocation
 from ..errors import InputError
 from ..executor import CompiledModel, Context
 from .loop import GenerationLibrary, function_address
-from .request import Choice, Stream, Tokens, choice_of, prompts_of
+from .request import Choice, Stream, Tokens, choice_of, has_no_rows, prompts_of
 
 LENGTH = "length"  # the state of the programs that says how many tokens of each sequence are in the caches
 
@@ -87,15 +87,18 @@ class Session:
     ) -> np.ndarray:
         """Add prompts to the texts, and continue them; arguments, result and errors are those of `Generator.generate`.
 
-        A prompt may be empty where there is a text. Where n is 0, prompts are only read.
+        A prompt may be empty where there is a text. Where n is 0, prompts are only read. No rows of prompts give no rows.
         """
         with self._held():
-            prompts = prompts_of(tokens, self._batch, self._vocabulary)
+            is_empty = has_no_rows(tokens, self._batch)
+            prompts = [] if is_empty else prompts_of(tokens, self._batch, self._vocabulary)
             choice = choice_of(self._batch, self._vocabulary, temperature, top_k, top_p, seed, stop, pad)
             if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
                 raise InputError("n", f"{n!r} new tokens", "give a whole number from 0 on")
             if stream is not None and not callable(stream):
                 raise InputError("stream", f"{stream!r} cannot be called", "give a function of the new tokens")
+            if is_empty:
+                return np.empty((0, int(n)), np.int64)
             before = self.length, [list(row) for row in self._waiting]
             self._check_room(prompts, int(n))
             try:

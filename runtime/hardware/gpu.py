@@ -90,6 +90,11 @@ def has_warpgroup_products(level: str) -> bool:
     return level in ("sm_90", "sm_90a")
 
 
+def has_byte_mfma(level: str) -> bool:
+    """Whether an architecture of AMD multiplies eight signed bytes of a lane by one v_mfma: CDNA from its third on."""
+    return has_mfma(level) and level != "gfx90a"
+
+
 def has_mfma(level: str) -> bool:
     """Whether an architecture of AMD has products of bfloat16, float16 and float32 by v_mfma as CDNA has from its second on."""
     return level in ("gfx90a", "gfx940", "gfx941", "gfx942", "gfx950")

@@ -36,7 +36,7 @@ class ProgramSet(Shared):
         self._members = tuple(sorted(members, key=lambda member: member.reach))
         self._known: dict[tuple[tuple[int, ...], ...], Member] = {}
 
-    def __call__(self, *inputs: object, **named: object) -> object:
+    def __call__(self, /, *inputs: object, **named: object) -> object:
         """Run the program for the sizes of these inputs.
 
         Raises:
@@ -88,7 +88,7 @@ class ProgramSet(Shared):
                 self._known[shapes] = found
         return found
 
-    def specialize(self, *inputs: object, **named: object) -> CompiledModel:
+    def specialize(self, /, *inputs: object, **named: object) -> CompiledModel:
         """The program for inputs like these; of longer ones, if theirs are padded."""
         return self.find(inputs, named)[0].model
 
@@ -96,7 +96,7 @@ class ProgramSet(Shared):
         """A caller of its own, with arenas that no other call uses."""
         return ProgramSetContext(self)
 
-    def profile(self, *inputs: object, runs: int = 20, **named: object) -> Profile:
+    def profile(self, /, *inputs: object, runs: int = 20, **named: object) -> Profile:
         """The times of each step in `runs` calls with these inputs. Raises as `CompiledModel.profile`, and OptionError."""
         member, tensors = self.find(inputs, named)
         if not member.serves_exactly([tuple(getattr(tensor, "shape", ())) for tensor in tensors]):
@@ -177,7 +177,7 @@ class ProgramSetContext:
         self._programs = programs
         self._contexts: dict[CompiledModel, Context] = {}
 
-    def __call__(self, *inputs: object, **named: object) -> object:
+    def __call__(self, /, *inputs: object, **named: object) -> object:
         """Run the program for the sizes of these inputs, as `ProgramSet` does."""
         return self._programs.run(self._context, inputs, named)
 

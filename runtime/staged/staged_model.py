@@ -27,7 +27,7 @@ class StagedModel(Shared):
     def __init__(self, program: StagedProgram) -> None:
         self._program = program
 
-    def __call__(self, *inputs: object, **named: object) -> object:
+    def __call__(self, /, *inputs: object, **named: object) -> object:
         """Run the model.
 
         Raises:
@@ -69,7 +69,7 @@ class StagedModel(Shared):
         compiled = (program for program in programs if isinstance(program, CompiledModel))
         return tuple(dict.fromkeys(remark for program in compiled for remark in program.remarks))
 
-    def profile(self, *inputs: object, runs: int = 20, **named: object) -> NoReturn:
+    def profile(self, /, *inputs: object, runs: int = 20, **named: object) -> NoReturn:
         """No single program has the counters: raises OptionError."""
         raise OptionError("profile", "the model runs in stages, in several programs", "profile a model of static shapes")
 

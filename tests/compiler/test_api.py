@@ -15,6 +15,7 @@ import prefuse
 import pytest
 import torch
 from onnx import parser
+from prefuse.compiler.programs.options import parse_options
 from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.runtime.errors import CompileError, InputError, InvalidModelError, OptionError
 from prefuse.runtime.executor import CompiledModel
@@ -205,7 +206,7 @@ def test_threads_share_one_compilation(tmp_path: Path) -> None:
     assert stages.count("export") == 1
 
 
-def test_specialisations_in_memory_are_bounded(cache: Path) -> None:
+def test_specialisations_in_memory_are_bounded(cache: Path, tmp_path: Path) -> None:
     net = prefuse.compile(parser.parse_model(DYNAMIC), cache=cache)
     assert isinstance(net, SpecializedModel)
     small = SpecializedModel(net._source, capacity=2)
@@ -213,6 +214,8 @@ def test_specialisations_in_memory_are_bounded(cache: Path) -> None:
     first = small.specialize(np.ones((1, 4), np.float32), b)
     for size in (2, 3):
         small(np.ones((size, 4), np.float32), b)
+    with pytest.warns(UserWarning, match="1 programs of earlier calls are not saved"):
+        small.save(tmp_path / "two.prefuse")
     assert small.specialize(np.ones((1, 4), np.float32), b) is not first
 
 
@@ -258,6 +261,18 @@ def test_a_failed_compilation_can_be_tried_again(cache: Path) -> None:
 def test_options_are_checked(options: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         prefuse.compile(parser.parse_model(STATIC), **options)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_whole_numbers_may_be_those_of_numpy() -> None:
+    numbers = {"threads": 2, "memory_limit": 1 << 20}
+    found = parse_options("cpu", "float32", {name: np.int64(number) for name, number in numbers.items()})
+    assert found == parse_options("cpu", "float32", numbers)
+    model = parser.parse_model(DYNAMIC)
+    net = prefuse.compile(model, dims={"N": (np.int64(1), np.int32(3))}, cache=False)  # type: ignore[arg-type]
+    assert "sizes N=2..3" in net.report()
+    for threads in (np.True_, np.float64(2), np.array([2])):
+        with pytest.raises(OptionError, match="whole number"):
+            parse_options("cpu", "float32", {"threads": threads})
 
 
 def test_models_that_cannot_be_read(tmp_path: Path) -> None:

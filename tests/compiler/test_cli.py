@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -13,10 +12,13 @@ import onnx_ir as ir
 import prefuse
 import pytest
 from onnx import parser
-from prefuse.compiler.cli import main
 from prefuse.compiler.pipeline import Context, Pass
 from prefuse.runtime.fit_file import Fit
 from prefuse.runtime.target import Target, host_cpu_flags
+
+from .terminal import Terminal, prefuse_cli
+
+__all__ = ["prefuse_cli"]
 
 STATIC = """<ir_version: 8, opset_import: ["": 18]> main (float[2,4] x, float[4] b) => (float[2,4] y) {
   z = Add(x, b)
@@ -41,31 +43,6 @@ def model(tmp_path: Path) -> Path:
 def dynamic(tmp_path: Path) -> Path:
     onnx.save(parser.parse_model(DYNAMIC), tmp_path / "d.onnx")
     return tmp_path / "d.onnx"
-
-
-class Terminal:
-    """Runs the command line and keeps what it prints."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: object, status: int = 0) -> str:
-        self._monkeypatch.setattr(sys, "argv", ["prefuse", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_info:
-            main()
-        output = self._capsys.readouterr()
-        assert exit_info.value.code == status, output
-        return output.out if status == 0 or "--json" in arguments else output.out + output.err
-
-    def json(self, *arguments: object, status: int = 0) -> dict[str, Any]:
-        found = json.loads(self(*arguments, "--json", status=status))
-        assert isinstance(found, dict)
-        return found
-
-
-@pytest.fixture
-def prefuse_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Terminal:
-    return Terminal(monkeypatch, capsys)
 
 
 def test_compile_then_run(prefuse_cli: Terminal, model: Path, tmp_path: Path) -> None:
@@ -233,32 +210,6 @@ def test_doctor_says_whether_tiles_are_granted(
     assert [one["found"] for one in machine if one["subject"] == "AMX tiles"] == [found]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["copile"], 2, "did you mean 'compile'"),
-        (["run", "absent.onnx"], 1, "no such file"),
-        (["run", "absent.prefuse"], 1, "no such file"),
-        (["compile", "x.prefuse"], 1, "compile needs a model"),
-        (["run", "x.prefuse", "--compare", "onnxruntime"], 1, "needs a model"),
-        (["run", "{model}", "--inputs", "absent.npz"], 1, "No such file"),
-        (["run", "{model}", "--inputs", "{model}"], 1, "is no .npz file"),
-        (["compile", "{model}", "--database", "absent.json"], 1, "give a file of prefuse tune"),
-        (["compile", "{model}", "--target", "cpux"], 1, "unknown target"),
-        (["compile", "{model}", "-o", "/no/such/folder/x.prefuse"], 1, "give the path of a file"),
-        (["opt", "{model}", "--pipeline", "fuse-epilog"], 1, "did you mean 'fuse-epilogue'"),
-        (["opt", "{model}", "-o", "x.json"], 1, "write .onnx or .txt"),
-        (["opt", "{model}", "--start", "nothing"], 1, "nothing"),
-    ],
-)
-def test_faults(prefuse_cli: Terminal, model: Path, arguments: list[str], status: int, message: str) -> None:
-    arguments = [argument.format(model=model) for argument in arguments]
-    assert message in prefuse_cli(*arguments, status=status)
-    if status == 1:
-        error = prefuse_cli.json(*arguments, status=1)["error"]
-        assert message in f"{error['what']}; {error['fix']}"
-
-
 @pytest.mark.parametrize("command", [[str(Path(sys.executable).with_name("prefuse"))], [sys.executable, "-m", "prefuse"]])
 def test_the_script_starts_fast_and_explains_itself(command: list[str]) -> None:
     done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True, env=dict(os.environ))
@@ -403,25 +354,3 @@ def test_explain(prefuse_cli: Terminal, rejoined: Path) -> None:
     (found,) = prefuse_cli.json("explain", rejoined, "MatMul#0", "--shape", "x=4,8")["nodes"]
     assert found["placements"][0]["template"] == "matmul"
     assert any("not fused with MatMul" in reason for reason in found["rejections"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["why-not", "{model}", "zz", "y"], 1, "the model has no such node"),
-        (["why-not", "{model}", "y"], 2, "SECOND"),
-        (["why-not", "x.prefuse", "a", "b"], 1, "why-not needs a model"),
-        (["explain", "{model}", "Relu#3"], 1, "name a node, an output"),
-        (["explain", "x.prefuse", "a"], 1, "explain needs a model"),
-        (["explain", "absent.onnx", "a"], 1, "no such file"),
-        (["profile", "x.prefuse", "--compare", "none"], 1, "--compare needs a model"),
-        (["profile", "{model}", "--compare", "fuse-epilog"], 1, "did you mean 'fuse-epilogue'"),
-        (["profile", "{model}", "--trace", "/no/such/folder/t.json"], 1, "give the path of a file"),
-        (["profile", "{model}", "--target", "cuda:sm_90"], 1, "the limits of cuda:sm_90 cannot be measured"),
-        (["profile", "{model}", "--runs", "0"], 2, "--runs"),
-        (["predict", "x.prefuse"], 1, "predict needs a model"),
-        (["predict", "{model}", "--target", "cuda:sm_90"], 1, "is not estimated"),
-    ],
-)
-def test_faults_of_questions(prefuse_cli: Terminal, model: Path, arguments: list[str], status: int, message: str) -> None:
-    test_faults(prefuse_cli, model, arguments, status, message)

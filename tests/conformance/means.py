@@ -38,22 +38,42 @@ def account_of(model: object) -> Account:
     return Account(means, tuple(sorted({way for part in parts for way in part.ways})))
 
 
-def _parts(model: object) -> Iterator[Account]:
+def grids_of(model: object) -> int:
+    """The grids that one run of all programs of a model launches on a GPU, those of a loop once."""
+    return sum(_grids_of_plan(one.plan) for one in _programs(model) if isinstance(one, CompiledModel))
+
+
+def _grids_of_plan(plan: Plan) -> int:
+    grids = {kernel.symbol: len(kernel.grids) for kernel in plan.kernels}
+    return sum(grids[step.kernel] for step in plan.steps if isinstance(step, Launch))
+
+
+def _programs(model: object) -> Iterator[CompiledModel | StagedProgram]:
+    """The programs of a model, those in stages before the programs of theirs."""
     if isinstance(model, SpecializedModel):
         for program in model.programs:
-            yield from _parts(program)
+            yield from _programs(program)
         return
     if isinstance(model, CompiledModel):
-        yield _account_of_plan(model.plan, "onnx.reference computed" in model.report())
+        yield model
         return
     stages = model.program if isinstance(model, StagedModel) else model
     assert isinstance(stages, StagedProgram), type(stages)
-    yield Account("compiled", ("stages",))  # control flow, sequences and moves of bytes are ours
+    yield stages
     for step in stages.procedure.walk():
         if isinstance(step, ProgramStep):
-            yield from _parts(step.program)
-        elif isinstance(step, HostStep) and step.is_reference:
-            yield Account("host", ())
+            yield from _programs(step.program)
+
+
+def _parts(model: object) -> Iterator[Account]:
+    for one in _programs(model):
+        if isinstance(one, CompiledModel):
+            yield _account_of_plan(one.plan, "onnx.reference computed" in one.report())
+            continue
+        yield Account("compiled", ("stages",))  # control flow, sequences and moves of bytes are ours
+        for step in one.procedure.walk():
+            if isinstance(step, HostStep) and step.is_reference:
+                yield Account("host", ())
 
 
 def _account_of_plan(plan: Plan, has_reference: bool) -> Account:

@@ -20,9 +20,11 @@ def precompiled_header(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         return
     folder = tmp_path_factory.mktemp("simulator") / "include"
     shutil.copytree(library._INCLUDE, folder)
-    flags = [flag for flag in library._FLAGS if flag != "-shared"]
     header = str(folder / "cudasim.h")
-    subprocess.run([compiler, *flags, "-x", "c++-header", header, "-o", f"{header}.gch"], check=True)
+    subprocess.run(
+        [compiler, *library._FLAGS, library._KERNELS, f"-I{folder}", "-x", "c++-header", header, "-o", f"{header}.gch"],
+        check=True,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "_INCLUDE", folder)
         yield

@@ -38,7 +38,7 @@ class Code:
             if labels.get(one[1], len(self.text)) < one.start()
         ]
         bodies = [code_of(self.text[begin:end]) for begin, end in spans]
-        return max(bodies, key=lambda one: (one.count("HMMA") + one.count("HGMMA"), -len(one.instructions)))
+        return max(bodies, key=lambda one: (sum(map(one.count, ("HMMA", "HGMMA", "IMMA"))), -len(one.instructions)))
 
     def kinds(self) -> Counter[str]:
         """How many there are of each instruction, without suffixes."""

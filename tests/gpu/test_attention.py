@@ -30,7 +30,7 @@ from ..kernels.attention.attention_cases import (
     turned_values,
 )
 from ..kernels.harness import Case, build
-from .simulator import SimulatedFaultError, check
+from .simulator import SimulatedFaultError, check, check_in_turn
 
 
 def of_sizes() -> list[Case]:
@@ -76,7 +76,7 @@ def test_attention(cases: object, tmp_path: Path) -> None:
     for case in made:
         case.template = "gpu_attention"
         case.group = replace(case.group, configuration={"template": "gpu_attention"})
-    check(made, tmp_path)
+    check_in_turn(made, tmp_path)
 
 
 def of_tiles() -> list[Case]:
@@ -110,7 +110,7 @@ def test_attention_on_the_matrix_unit(cases: object, tmp_path: Path) -> None:
     for case in made:
         case.template = "gpu_mma_attention"
         case.group = replace(case.group, configuration={"template": "gpu_mma_attention"})
-    check(made, tmp_path)
+    check_in_turn(made, tmp_path)
 
 
 def test_a_missing_barrier_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

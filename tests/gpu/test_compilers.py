@@ -23,7 +23,7 @@ from prefuse.runtime.gpu.binary import architecture_of
 from prefuse.runtime.hardware.gpu import has_mfma
 from prefuse.runtime.target import Target, check_binary
 
-from ..compiler.test_cli import Terminal
+from ..compiler.terminal import Terminal
 from ..kernels.harness import build, operator
 from ..sample import every
 from .simulator import CUDA, simulated_cubin

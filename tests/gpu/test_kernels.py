@@ -15,7 +15,7 @@ from prefuse.runtime.target import Target
 
 from ..kernels.harness import Case, followed, operator
 from ..sample import dealt
-from .simulator import RDNA, ROCM, check
+from .simulator import RDNA, ROCM, check, check_in_turn
 
 RNG = np.random.default_rng(7)
 CLOSE: dict[str, Any] = {"rtol": 2e-6, "atol": 1e-6}
@@ -118,7 +118,7 @@ FAMILIES = (pointwise, moving, reducing, products)
 
 @pytest.mark.parametrize("cases", FAMILIES)
 def test_kernels(cases: Callable[[], list[Case]], tmp_path: Path) -> None:
-    check(cases(), tmp_path)
+    check_in_turn(cases(), tmp_path)
 
 
 @pytest.mark.parametrize("cases", FAMILIES)

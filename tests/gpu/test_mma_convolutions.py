@@ -25,7 +25,7 @@ from tvm import tirx
 
 from ..kernels.convolution.channels_last_cases import convolution, joined, of_several_results
 from ..kernels.harness import Case
-from .simulator import check
+from .simulator import check, check_in_turn
 
 SMALL = (16, 64, 16, 16)  # the quickest to simulate
 
@@ -128,7 +128,7 @@ def depthwise() -> list[Case]:
 
 @pytest.mark.parametrize("cases", [in_place, narrow, copied_first, of_other_forms, depthwise])
 def test_convolutions(cases: Callable[[], list[Case]], small_tiles: None, tmp_path: Path) -> None:
-    check(cases(), tmp_path)
+    check_in_turn(cases(), tmp_path)
 
 
 def no_padding(monkeypatch: pytest.MonkeyPatch) -> None:

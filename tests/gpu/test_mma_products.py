@@ -27,7 +27,7 @@ from prefuse.runtime.target import Target
 from tvm import tirx
 
 from ..kernels.harness import Case, followed, operator
-from .simulator import SimulatedFaultError, check
+from .simulator import SimulatedFaultError, check, check_in_turn
 
 RNG = np.random.default_rng(11)
 TYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -105,7 +105,7 @@ def followed_by_more() -> list[Case]:
 
 @pytest.mark.parametrize("cases", [of_any_size, transposed, batched, followed_by_more])
 def test_products(cases: Callable[[], list[Case]], small_tiles: None, tmp_path: Path) -> None:
-    check(cases(), tmp_path)
+    check_in_turn(cases(), tmp_path)
 
 
 def test_precisions(small_tiles: None, tmp_path: Path) -> None:

@@ -16,11 +16,13 @@ from prefuse.kernels.cost.gpu_warpgroup_product import part_clocks, warpgroup_wa
 from prefuse.kernels.groups.group import Group
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
+from prefuse.kernels.template.values import read_narrow
 from prefuse.runtime.hardware.gpu import gpu_machine
 from prefuse.runtime.target import Target
 
 from ..kernels.attention.attention_cases import attend
 from ..kernels.convolution.channels_last_cases import convolution
+from ..kernels.formats.test_int8 import case_of
 from ..kernels.harness import operator
 from .sass import Code, disassemble
 
@@ -95,6 +97,46 @@ def test_products_of_warpgroups(tmp_path: Path) -> None:
         assert code.count("STG") == tile.columns // 4
     assert found["square"].count("UTMALDG.2D") == found["square"].count("UTMALDG") > 0
     assert found["bert"].count("UBLKCP") > 0
+
+
+def test_products_of_bytes(tmp_path: Path) -> None:
+    """As those of 16-bit floats, by instructions that take twice as many numbers."""
+    a, b = np.empty((2048, 2048), np.uint8), np.empty((2048, 2048), np.int8)
+    group = read_narrow(case_of("MatMul", a, b, 3, np.empty((2048, 2048))).group)
+    (code,) = codes({"bytes": group}, tmp_path).values()
+    best = tiled_products(ProductSize(1, 2048, 2048, 2048, item_bytes=1), gpu_machine("sm_80"))[0].tile
+    loop = code.loop()
+    kinds = loop.kinds()
+    assert code.count("LDL") == code.count("STL") == 0
+    assert kinds["IMMA"] == best.warp_rows // 16 * best.warp_columns // 8 * best.depth // 32
+    assert loop.text.count("IMMA.16832.U8.S8") == kinds["IMMA"]
+    assert loop.count("LDGSTS") == loop.count("LDGSTS.E.BYPASS.LTC128B.128") > 0
+    assert kinds["LDSM"] == (best.warp_rows + best.warp_columns) // 16 * best.depth // 32
+    assert kinds["BAR"] == 1
+    others = sum(kinds[name] for name in ("IMAD", "IADD3", "LOP3", "LEA", "ISETP", "SEL", "MOV", "SHF"))
+    assert others < kinds["IMMA"]
+
+
+def test_rows_and_elements(tmp_path: Path) -> None:
+    """All that lies along rows passes by 16 bytes, in registers."""
+    x, half, row = np.empty((64, 768), np.float32), np.empty((64, 768), np.float16), np.empty(768, np.float32)
+    cases = {
+        "add": operator("Add", x, row, expected=[x]),
+        "erf": operator("Erf", x, expected=[x]),
+        "half": operator("Tanh", half, expected=[half]),
+        "moved": operator("Transpose", np.empty((12, 64, 64), np.float32), perm=[1, 0, 2], expected=[x.reshape(64, 12, 64)]),
+        "chosen": operator("Gather", np.empty((90, 768), np.float32), np.zeros(64, np.int64), axis=0, expected=[x]),
+        "softmax": operator("Softmax", x, expected=[x]),
+        "normal": operator("LayerNormalization", x, row, row, expected=[x]),
+        "sums": operator("ReduceSum", x, np.array([1]), keepdims=0, expected=[np.empty(64, np.float32)]),
+    }
+    singles = {"chosen": (1, 0), "sums": (0, 1)}  # the index of a row, and its sum
+    for name, code in codes({name: case.group for name, case in cases.items()}, tmp_path).items():
+        loads, stores = singles.get(name, (0, 0))
+        assert code.count("LDL") == code.count("STL") == 0, name
+        assert code.count("LDG.E.128") == code.count("LDG") - loads > 0, name
+        assert code.count("STG.E.128") == code.count("STG") - stores, name
+        assert code.count("STG") > 0, name
 
 
 _INTEGERS = (

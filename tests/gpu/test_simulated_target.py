@@ -12,12 +12,14 @@ import pytest
 import torch
 from prefuse.compiler.lowering.gpu import rocm_compiler
 from prefuse.compiler.lowering.gpu.simulator import library
+from prefuse.compiler.lowering.roofline import measure_limits
 from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.kernels.codegen.gpu_builder import GpuBuilder
 from prefuse.runtime.errors import CompileError, DeviceError, OptionError, ProgramFileError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.target import Target
 
+from ..sample import every
 from .simulator import need_compiler
 from .test_device import expected, inputs, run, small_model
 
@@ -85,19 +87,25 @@ def test_a_network(target: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("target", "precision", "error"),
-    [
-        ("cuda-sim", "float32", 2e-6),
-        ("cuda-sim", "float32-fast", 2e-5),
-        ("cuda-sim", "bfloat16", 1e-2),
-        ("cuda-sim", "float16", 2e-3),
-        ("rocm-sim", "float32", 2e-6),
-        ("rocm-sim", "float32-fast", 2e-6),
-        ("rocm-sim", "bfloat16", 1e-2),
-        ("rocm-sim", "float16", 2e-3),
-    ],
+    every(
+        2,
+        [
+            ("cuda-sim", "float32", 2e-6),
+            ("cuda-sim", "float32-fast", 2e-5),
+            ("cuda-sim", "bfloat16", 1e-2),
+            ("cuda-sim", "float16", 2e-3),
+            ("rocm-sim", "float32", 2e-6),
+            ("rocm-sim", "float32-fast", 2e-6),
+            ("rocm-sim", "bfloat16", 1e-2),
+            ("rocm-sim", "float16", 2e-3),
+        ],
+    ),
 )
 def test_a_transformer_in_every_precision(target: str, precision: str, error: float) -> None:
-    """Its products go by the matrix unit, narrow where they may be; its attention is one kernel, and no head is copied."""
+    """Its products go by the matrix unit, narrow where they may be; its attention is one kernel, and no head is copied.
+
+    Others tomorrow.
+    """
     torch.manual_seed(2)
     module, x = Block().eval(), torch.randn(1, 33, 64)
     need_compiler()
@@ -178,3 +186,16 @@ def test_it_needs_a_compiler(target: str, monkeypatch: pytest.MonkeyPatch) -> No
     library.simulated_rocm_library.cache_clear()
     with pytest.raises(CompileError, match=r"simulator: it needs g\+\+, which this machine lacks; apt-get install g\+\+"):
         prefuse.compile(model, target=target, cache=False)
+
+
+def test_a_profile_has_the_model_beside_it() -> None:
+    """Each step's time and what was predicted of it, under limits that are assumed."""
+    need_compiler()
+    x = torch.randn(3, 32)
+    net = prefuse.compile(torch.nn.Linear(32, 16), (x,), target="cuda-sim", cache=False, profile=True)
+    assert isinstance(net, SpecializedModel)
+    profile = net.profile(x, runs=2).with_limits(measure_limits(Target.parse("cuda-sim")))
+    assert [step.template for step in profile.steps] == ["gpu_mma_matmul"]
+    assert profile.time_us > 0
+    assert 1 < profile.predicted_us < 20
+    assert profile.speed == 1

@@ -19,6 +19,7 @@ import tvm
 import tvm_ffi
 from onnx.reference import ReferenceEvaluator
 from prefuse.compiler.lowering.native import compile_module, link_library
+from prefuse.kernels.groups.configuration import TEMPLATE
 from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel, Planner, Refusal
@@ -35,7 +36,7 @@ from .race_detector import RaceDetector, read_back
 
 POISON = 0xAB
 LEVELS = ("avx2", "avx512")
-_REST = ""  # beside the levels of a case that is compiled at none of them today
+_MANY = 4  # cases of a test, from which on some rest
 OPSET = 23
 _ONNX_TYPES = {np.dtype(ml_dtypes.bfloat16): onnx.TensorProto.BFLOAT16}
 
@@ -138,7 +139,8 @@ def reference(
 
 
 def followed(case: Case, *, keep_result: bool = False) -> Case:
-    """The same operator with pointwise ones after it: z = (x * s + r)**2 - x, s of the last two dimensions, r of one element.
+    """The same operator with pointwise ones after it: z = (x * s + r)**2 - x + t, s of the last two dimensions, r of one element,
+    t of the shape of z, in whose place that may be.
 
     With `keep_result`, x is an output of the kernel, too.
     """
@@ -152,22 +154,26 @@ def followed(case: Case, *, keep_result: bool = False) -> Case:
         Op("Mul", (result, "scale"), (".m",), {}, OPSET),
         Op("Add", (".m", "rest"), (".a",), {}, OPSET),
         Op("Mul", (".a", ".a"), (".q",), {}, OPSET),
-        Op("Sub", (".q", result), ("z",), {}, OPSET),
+        Op("Sub", (".q", result), (".d",), {}, OPSET),
+        Op("Add", (".d", "old"), ("z",), {}, OPSET),
     )
+    old = np.linspace(-3.0, 5.0, kind.elements, dtype=kind.dtype).reshape(kind.shape)
     types = dict(case.group.types) | {"scale": type_of(scale), "rest": type_of(rest)}
-    types |= dict.fromkeys((".m", ".a", ".q", "z"), kind)
+    types |= dict.fromkeys((".m", ".a", ".q", ".d", "old", "z"), kind)
     group = Group(
         (*case.group.ops, *ops),
-        (*case.group.inputs, "scale", "rest"),
+        (*case.group.inputs, "scale", "rest", "old"),
         (result, "z") if keep_result else ("z",),
         types,
         case.group.constants | {"rest"},
         dict(case.group.literals) | {"rest": rest},
+        configuration={TEMPLATE: case.template} if case.template else {},  # another one may take as long
+        updates_state=True,
     )
     x = np.asarray(case.expected[0], np.float64)
     with np.errstate(all="ignore"):
-        expected = (x * scale + rest) ** 2 - x
-    arrays = {**case.arrays, "scale": scale, "rest": rest}
+        expected = (x * scale + rest) ** 2 - x + old
+    arrays = {**case.arrays, "scale": scale, "rest": rest, "old": old}
     loose = max(case.rtol, 1e-5), max(10 * case.atol, 1e-5)
     results = [x, expected] if keep_result else [expected]
     return Case(group, arrays, results, *loose, f"{case.label} followed", case.template)
@@ -185,6 +191,7 @@ def run(cases: Sequence[Case], target: Target) -> None:
     Each kernel is dealt to the target's threads, however little it has to do, and gives the same bits in each of these runs: on
     threads, with pages that nobody may touch right before its buffers; on threads, with such pages right behind them; its tasks
     one by one, none of which sees what another writes, nor writes where another does; its tasks in reverse.
+    And all of this with each output in place of an operand whose memory it may take.
     """
     if not cases:
         return
@@ -196,12 +203,15 @@ def run(cases: Sequence[Case], target: Target) -> None:
         one = _Run(case, kernel, function)
         again = {position - len(kernel.operands) for position in read_back(kernel.function)}
         first = one.outputs(_on_threads, at_end=False)
-        for how, way, at_end in (
-            ("at another place", _on_threads, True),
-            ("with its tasks apart", partial(detector.tasks_apart, read_back=again, tasks=target.threads), False),
-            ("with its tasks in reverse", partial(detector.tasks_backwards, tasks=target.threads), True),
-        ):
-            assert one.outputs(way, at_end) == first, f"{case.label}: differs {how}"
+        for pair in (None, *kernel.inplace):
+            read = again if pair is None else again | {pair[0]}
+            for how, way, at_end in (
+                ("at another place", _on_threads, True),
+                ("with its tasks apart", partial(detector.tasks_apart, read_back=read, tasks=target.threads), False),
+                ("with its tasks in reverse", partial(detector.tasks_backwards, tasks=target.threads), True),
+            ):
+                where = "" if pair is None else f", output {pair[0]} in place of {kernel.operands[pair[1]].name}"
+                assert one.outputs(way, at_end, pair) == first, f"{case.label}: differs {how}{where}"
         kinds = [case.group.types[name] for name in case.group.outputs]
         case.got = [np.frombuffer(out, kind.dtype).reshape(kind.shape) for out, kind in zip(first, kinds, strict=True)]
 
@@ -226,11 +236,14 @@ def check_in_turn(cases: Sequence[Case], level: str, levels: Sequence[str] = LEV
 def in_turn(cases: Sequence[Case], level: str, levels: Sequence[str] = LEVELS) -> list[Case]:
     """Those of the cases that run at this level today, of levels that differ in the width and the kinds of instructions alone.
 
-    A case runs at one of them each day, and at the next one tomorrow; after the last one it rests for a day. So a run has most
-    cases and, over these, all levels, but not the product of the two, which takes LLVM several times as long:
-    `python -m tests.kernels` runs that.
+    A case runs at one of them each day, and at the next one tomorrow; of many cases each rests, after the last one, for as many
+    days. So a run has half of these and, over them, all levels, but not the product of the two, which takes LLVM several times
+    as long: `python -m tests.kernels` runs that.
     """
-    return dealt(cases, [case.label for case in cases], level, [*(one for one in levels if can_run(one)), _REST])
+    ways = [one for one in levels if can_run(one)]
+    if len(cases) >= _MANY:
+        ways += [f"rest after {one}" for one in ways]
+    return dealt(cases, [case.label for case in cases], level, ways)
 
 
 @cache
@@ -325,10 +338,11 @@ class _Run:
     kernel: BuiltKernel
     function: Callable[..., None]
 
-    def outputs(self, way: _Way, at_end: bool) -> list[bytes]:
+    def outputs(self, way: _Way, at_end: bool, shared: tuple[int, int] | None = None) -> list[bytes]:
         """What the kernel writes into poisoned outputs, all its memory guarded on both sides, close behind if `at_end`.
 
-        It runs in the context that `way` makes of the memory that it may write.
+        It runs in the context that `way` makes of the memory that it may write; a pair of an output and an operand may have its
+        memory `shared`.
         """
         operands = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in operands_of(self.case, self.kernel)]
         read = [Guarded(array.nbytes, POISON, at_end=at_end) for array in operands]
@@ -337,8 +351,12 @@ class _Run:
         sizes = [self.case.group.types[name].size_bytes for name in self.case.group.outputs]
         scratch = [self.kernel.workspace_bytes] if self.kernel.workspace_bytes else []
         written = [Guarded(size, POISON, at_end=at_end) for size in (*sizes, *scratch)]
+        places = [one.address for one in (*read, *written)]
+        if shared is not None:
+            written[shared[0]].bytes[:] = operands[shared[1]]
+            places[shared[1]] = written[shared[0]].address
         with way([one.bytes for one in written]) as races:
-            self.function(*(one.address for one in (*read, *written)))
+            self.function(*places)
         label = self.case.label
         assert not races, f"{label}: {races}"
         assert all(one.is_untouched() for one in (*read, *written)), f"{label}: writes outside of its buffers"

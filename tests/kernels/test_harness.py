@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,6 +61,13 @@ def twice_in_place(builder: KernelBuilder, x: Buffer, y: Buffer, task: Expr) -> 
         builder.store(y, task * (HALF - 1) + i, 1.0 - y[task * (HALF - 1) + i])
 
 
+def before_it_reads(builder: KernelBuilder, x: Buffer, y: Buffer, task: Expr) -> None:
+    """Each task stores its first element before it reads that of the operand again."""
+    first = builder.name(x[task * HALF])
+    with builder.loop(HALF) as i:
+        builder.store(y, task * HALF + i, first - x[task * HALF + i] - x[task * HALF])
+
+
 def reads_the_other(builder: KernelBuilder, x: Buffer, y: Buffer, task: Expr) -> None:
     """The second task needs what the first one stores last."""
     with builder.loop(HALF) as i:
@@ -74,14 +82,26 @@ def writes_an_operand(builder: KernelBuilder, x: Buffer, y: Buffer, task: Expr) 
         builder.store(y, task * HALF + i, x[task * HALF + i])
 
 
-def tried(body: Body, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness, "build_kernel", lambda group, target: kernel(body))
+def tried(body: Body, monkeypatch: pytest.MonkeyPatch, inplace: tuple[tuple[int, int], ...] = ()) -> None:
+    monkeypatch.setattr(harness, "build_kernel", lambda group, target: replace(kernel(body), inplace=inplace))
     check([operator("Neg", np.arange(LENGTH, dtype=np.float32))], TARGET)
 
 
 @pytest.mark.parametrize("body", [negated, apart], ids=lambda body: body.__name__)
 def test_sound_kernels_pass(body: Body, monkeypatch: pytest.MonkeyPatch) -> None:
     tried(body, monkeypatch)
+
+
+@pytest.mark.parametrize("body", [negated, before_it_reads], ids=lambda body: body.__name__)
+def test_what_is_not_to_be_done_in_place_is_noticed(body: Body, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elements that are computed twice, or stored before all that read them have done so, where operands have no other memory."""
+    tried(body, monkeypatch)
+    with pytest.raises(AssertionError, match=r"differs .*, output 0 in place of x0|two writers"):
+        tried(body, monkeypatch, ((0, 0),))
+
+
+def test_what_may_be_done_in_place_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried(apart, monkeypatch, ((0, 0),))
 
 
 @pytest.mark.parametrize(

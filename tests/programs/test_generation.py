@@ -262,6 +262,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "one sequence": ({"tokens": [1, 2]}, "1 sequences given"),
     "no whole numbers": ({"tokens": [[1.5], [2]]}, "whole numbers"),
     "text": ({"tokens": "ab"}, "whole numbers"),
+    "nothing": ({"tokens": None}, "whole numbers"),
+    "an array without dimensions": ({"tokens": np.array(1)}, "whole numbers"),
+    "half a stop": ({"stop": 2.5}, "stop: there is no token 2.5"),
+    "no stop": ({"stop": None}, "stop: there is no token None"),
     "no such token": ({"tokens": [[1], [96]]}, "there is no token 96"),
     "a negative token": ({"tokens": np.array([[1], [-1]])}, "there is no token -1"),
     "fewer than none": ({"n": -1}, "-1 new tokens"),
@@ -289,15 +293,32 @@ def test_what_a_call_may_not_ask(name: str, generator: Generator, texts: np.ndar
     np.testing.assert_array_equal(generator.generate(PROMPTS, 3), texts[:, :3])
 
 
+@pytest.mark.parametrize("nothing", [np.zeros((0, 5), np.int64), torch.zeros(0, 5, dtype=torch.int64), []])
+def test_no_rows_of_prompts_give_no_rows(nothing: Any, generator: Generator) -> None:
+    session = generator.session()
+    session.generate(PROMPTS, 2)
+    length = session.length
+    assert session.generate(nothing, 3).shape == (0, 3)
+    np.testing.assert_array_equal(session.length, length)
+
+
+def test_whole_numbers_may_be_those_of_numpy(generator: Generator, texts: np.ndarray) -> None:
+    rows = [[*map(np.int64, PROMPTS[0])], torch.tensor(PROMPTS[1])]
+    found = generator.generate(rows, np.int64(3), stop=np.int64(0), pad=np.int32(0), seed=np.uint64(5), top_k=np.int64(1))
+    expected = generator.generate(PROMPTS, 3, stop=0, pad=0, seed=5, top_k=1)
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
         ({"max_tokens": 0}, OptionError, "max_tokens: 0 given"),
+        ({"max_tokens": 65}, OptionError, "the model has no position 64; give at most 64"),
         ({"batch": 1.5}, OptionError, "batch: 1.5 given"),
         ({"prefill": 16}, OptionError, "prefill: 16 given"),
         ({"prefill": (0,)}, OptionError, "prefill: 0 given"),
         ({"memory_limit": "50%"}, OptionError, "memory_limit"),
-        ({"target": "cuda-sim"}, OptionError, "keep no states"),
+        ({"target": "cuda-sim"}, OptionError, "chooses tokens"),
         ({"weihgts": "int8"}, OptionError, "did you mean 'weights'"),
     ],
 )

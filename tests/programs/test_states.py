@@ -134,6 +134,52 @@ WAYS: dict[str, tuple[str, dict[str, str], int]] = {
         {"b": "a"},
         1,
     ),
+    "a running sum of products": (
+        "g (float[3,8] x, float[3,8] a) => (float[3,8] y, float[3,8] b) {"
+        "  p = MatMul(x, w) q = Mul(a, half) b = Add(p, q) y = Neg(b) }",
+        {"b": "a"},
+        0,
+    ),
+    "a moment of gradients": (
+        "g (float[5,8] x, float[5,3] z, float[8,3] a) => (float[8,3] y, float[8,3] b) {"
+        "  t = Transpose(x) p = MatMul(t, z) q = Mul(a, half) r = Mul(p, half) b = Add(q, r) y = Identity(p) }",
+        {"b": "a"},
+        0,
+    ),
+    "added to by Gemm": (
+        "g (float[3,8] x, float[3,8] a) => (float[3,8] y, float[3,8] b) { b = Gemm(x, w, a) y = Neg(b) }",
+        {"b": "a"},
+        0,
+    ),
+    "its own factor": (
+        "g (float[8,8] x, float[8,8] a) => (float[8,8] y, float[8,8] b) { p = MatMul(a, w) b = Add(p, a) y = Add(x, b) }",
+        {"b": "a"},
+        1,
+    ),
+    "a running sum of convolutions": (
+        "g (float[1,2,7,9] x, float[1,2,6,8] a) => (float[1,2,6,8] y, float[1,2,6,8] b) {"
+        "  s = Constant<value_ints = [2, 2, 2, 2]>() f = Reshape(sixteen, s) p = Conv(x, f) b = Add(p, a) y = Neg(p) }",
+        {"b": "a"},
+        0,
+    ),
+    "a running sum of columns": (
+        "g (float[5,64] x, float[64] a) => (float[64] y, float[64] b) {"
+        "  axis = Constant<value_ints = [0]>() s = ReduceSum<keepdims = 0>(x, axis) b = Add(a, s) y = Neg(b) }",
+        {"b": "a"},
+        0,
+    ),
+    "columns computed twice": (
+        "g (float[5,63] x, float[63] a) => (float[63] y, float[63] b) {"
+        "  axis = Constant<value_ints = [0]>() s = ReduceSum<keepdims = 0>(x, axis) b = Add(a, s) y = Neg(b) }",
+        {"b": "a"},
+        1,
+    ),
+    "rows": (
+        "g (float[5,64] x, float[5,64] a) => (float[5,64] y, float[5,64] b) {"
+        "  b = Add(a, x) n = ReduceMax<keepdims = 1>(b, last) y = Sub(b, n) }",
+        {"b": "a"},
+        0,
+    ),
     "no outputs": ("g (float[64] x, float[64] a) => (float[64] b) { b = Max(a, x) }", {"b": "a"}, 0),
     "no inputs": ("g (float[64] a) => (float[64] y, float[64] b) { b = Add(a, a) y = Neg(b) }", {"b": "a"}, 1),
 }
@@ -142,8 +188,10 @@ WAYS: dict[str, tuple[str, dict[str, str], int]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_to_renew_a_state(way: str) -> None:
     body, pairs, copies = WAYS[way]
-    weights = "<float[8,8] w = {" + ",".join(str(n % 5) for n in range(64)) + "}, int64[1] one = {1}>"
-    model = parser.parse_model(HEAD + (body.replace(" {", f" {weights} {{", 1) if "(b, w)" in body else body))
+    numbers = {name: ",".join(str(n % 5) for n in range(count)) for name, count in (("w", 64), ("sixteen", 16))}
+    weights = f"<float[8,8] w = {{{numbers['w']}}}, float[16] sixteen = {{{numbers['sixteen']}}}, "
+    weights += "int64[1] one = {1}, int64[1] last = {-1}, float half = {0.5}>"
+    model = parser.parse_model(HEAD + body.replace(" {", f" {weights} {{", 1))
     plain, net = (prefuse.compile(model, states=states, cache=False) for states in (None, pairs))
     assert isinstance(plain, CompiledModel)
     assert isinstance(net, CompiledModel)

@@ -180,6 +180,18 @@ def test_other_ranges_are_refused(dims: object, what: str) -> None:
         compiled(model_of(_MLP, _WEIGHTS), dims=dims)
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"memory_limit": "50%"}, "memory_limit: weights are scheduled by bytes and times of one size"),
+        ({"states": {"y": "x"}}, "states: sessions keep them in memory that is planned for one size"),
+    ],
+)
+def test_what_is_planned_for_one_size_is_refused(options: dict[str, object], reason: str) -> None:
+    with pytest.raises(OptionError, match=reason):
+        compiled(model_of(_MLP, _WEIGHTS), dims={"N": (1, 8)}, **options)
+
+
 _ADD = f"<{_OPSET}> add (float[%s,%s] x) => (float[%s,%s] y) {{ y = Add(x, x) }}"
 
 

@@ -15,6 +15,8 @@ from .judge import judge_apart
 from .result import Result, append_results, read_results
 from .table import table
 
+_TARGETS = 'as of prefuse.compile, such as "cpu:avx512bf16-emulated"; for GPUs such as "cuda:sm_90" they are compiled alone'
+
 
 def main() -> int:
     arguments = _parser().parse_args()
@@ -39,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
     parser.add_argument("--match", default="", help="only architectures in whose names this regular expression is found")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS, help="all by default")
-    parser.add_argument("--target", default="cpu", help='as of prefuse.compile, such as "cpu:avx512bf16-emulated"')
+    parser.add_argument("--target", default="cpu", help=_TARGETS)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one architecture")
     parser.add_argument("--json", type=Path, help="file of results, one a line: what it has is not run again, the rest added")

@@ -22,9 +22,10 @@ from prefuse.compiler.frontend.pytree import Structure, flatten
 from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE
 from prefuse.runtime.errors import CompileError
 from prefuse.runtime.precision import PRECISIONS, TOLERANCES, Precision
+from prefuse.runtime.target import Target
 from torch import Tensor, nn
 
-from ..conformance.means import account_of
+from ..conformance.means import account_of, grids_of
 from ..translation_table import keep_translation_table
 from ..worker_pool import Lost, run_apart
 from .architecture import Call, Inputs
@@ -88,7 +89,8 @@ def _judge_on_one_core(name: str, precisions: Sequence[Precision], target: str) 
 def judge(name: str, precisions: Sequence[Precision] = ("float32",), target: str = "cpu") -> tuple[Result, ...]:
     """Compile an architecture in each precision, as a user would, and compare the result of one call with torch's.
 
-    In a narrow type, products of any size are: `_NARROW_PIPELINE`.
+    For a GPU itself compile it only: what the machine has no compiler for is refused. In a narrow type, products of any size are:
+    `_NARROW_PIPELINE`.
     """
     with warnings.catch_warnings(), torch.no_grad(), _exported_once() as exports:
         warnings.simplefilter("ignore")
@@ -101,6 +103,12 @@ def judge(name: str, precisions: Sequence[Precision] = ("float32",), target: str
             if not exports:
                 return _in_all(precisions, results[0])
         return tuple(results)
+
+
+def is_compiled_only(target: str) -> bool:
+    """Whether programs for a target are made and not run: those of GPUs themselves, of which the simulators need none."""
+    parsed = Target.parse(target)
+    return parsed.is_gpu and not parsed.is_simulated
 
 
 def _in_all(precisions: Sequence[Precision], result: Result) -> tuple[Result, ...]:
@@ -117,6 +125,9 @@ def _judge_in(
     try:
         compiled = prefuse.compile(module, positional, named, cache=False, precision=precision, target=target, pipeline=pipeline)
         seconds = round(time.perf_counter() - begin, 1)
+        if is_compiled_only(target):
+            means = _means_beside_kernels(compiled)
+            return replace(result, outcome="compiles", compile_seconds=seconds, means=means, grids=grids_of(compiled))
         got = compiled(*positional, **named)
     except CompileError as refusal:
         reason = "" if exports else _why_torch_cannot_export(module, positional, named)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from prefuse.runtime.precision import Precision
 
-Outcome = Literal["agrees", "wrong", "not exported by torch", "refused", "error", "crash", "hang"]
+Outcome = Literal["agrees", "compiles", "wrong", "not exported by torch", "refused", "error", "crash", "hang"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Result:
 
     `peer_error` is that of `peer` in the same type, if it can run the model. `compile_seconds` are from a module to a program;
     torch's export is among those of the precision that was the first. `means` names what computed the result beside our kernels:
-    "tvm-default" (slow), "stages", "host".
+    "tvm-default" (slow), "stages", "host". For a GPU, which nobody has to run it, a program "compiles", or is refused with a
+    reason; `grids` are what one call launches.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Result:
     target: str = "cpu"
     peer: str = ""
     peer_error: float | None = None
+    grids: int | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -41,7 +43,7 @@ class Result:
     @property
     def is_good(self) -> bool:
         """Whether nothing is to be mended here."""
-        return self.outcome in ("agrees", "not exported by torch")
+        return self.outcome in ("agrees", "compiles", "not exported by torch")
 
 
 def read_results(path: Path) -> list[Result]:

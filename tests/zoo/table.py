@@ -10,7 +10,7 @@ from prefuse.runtime.precision import PRECISIONS, Precision
 
 from .architecture import Architecture
 from .architectures import ZOO
-from .judge import BOUND, FAST_BOUND, FAST_RATIO, PEER_RATIO, error_bound
+from .judge import BOUND, FAST_BOUND, FAST_RATIO, PEER_RATIO, error_bound, is_compiled_only
 from .result import Result
 
 _VERSIONS = ("torch", "transformers", "onnx")
@@ -25,7 +25,8 @@ def table(results: Sequence[Result]) -> str:
     main = [result for result in results if result.target == targets[0]]
     lines = [*_head(main), *(_row(row) for row in _by_name(main).values())]
     for target in targets[1:]:
-        lines += _section(target, [result for result in results if result.target == target])
+        section = _compiled_section if is_compiled_only(target) else _section
+        lines += section(target, [result for result in results if result.target == target])
     return "\n".join(lines) + "\n"
 
 
@@ -66,7 +67,7 @@ def _counts(results: Sequence[Result]) -> list[str]:
         counts = Counter(result.outcome for result in results if result.precision == precision)
         exported = counts.total() - counts["not exported by torch"]
         said = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
-        lines += [f"- {precision}: **{counts['agrees']} of {exported}** ({said})"] if counts else []
+        lines += [f"- {precision}: **{counts['agrees'] + counts['compiles']} of {exported}** ({said})"] if counts else []
     return lines
 
 
@@ -80,6 +81,27 @@ def _section(target: str, results: Sequence[Result]) -> list[str]:
         cells = [cell for precision in precisions for cell in _errors(row.get(precision), precision)]
         lines.append(f"| {name} | {_outcome(row)} | {' | '.join(cells)} |")
     return lines
+
+
+def _compiled_section(target: str, results: Sequence[Result]) -> list[str]:
+    """What became of architectures for a GPU that nobody had: in each precision the grids of a call, and seconds to compile."""
+    precisions = [precision for precision in PRECISIONS if any(result.precision == precision for result in results)]
+    titles = [title for precision in precisions for title in (precision, "seconds")]
+    lines = ["", f"## Compiled for `{target}`", "", *_counts(results), ""]
+    lines += ["With each precision the grids that a call launches; nothing of it has run on a GPU.", ""]
+    lines += [f"| architecture | result | {' | '.join(titles)} | beside |", "|---" * (len(titles) + 3) + "|"]
+    for name, row in _by_name(results).items():
+        cells = [cell for precision in precisions for cell in _compiled(row.get(precision))]
+        means = ", ".join(dict.fromkeys(way for result in row.values() for way in result.means))
+        lines.append(f"| {name} | {_outcome(row)} | {' | '.join(cells)} | {means} |")
+    return lines
+
+
+def _compiled(result: Result | None) -> list[str]:
+    """The cells of a precision's grids and seconds."""
+    if result is None or result.compile_seconds is None:
+        return ["", ""]
+    return [str(result.grids), f"{result.compile_seconds:.0f}"]
 
 
 def _by_name(results: Sequence[Result]) -> dict[str, dict[str, Result]]:
@@ -101,12 +123,11 @@ def _row(results: Mapping[str, Result]) -> str:
 
 
 def _outcome(results: Mapping[str, Result]) -> str:
-    """ "agrees", or what is said of the precisions that do not; once, where it is true of all."""
-    said = {
-        precision: f"**{one.outcome}**: {_short(one.detail)}" for precision, one in results.items() if one.outcome != "agrees"
-    }
+    """ "agrees" or "compiles", or what is said of the precisions that do not; once, where it is true of all."""
+    good = next((one.outcome for one in results.values() if one.outcome in ("agrees", "compiles")), "")
+    said = {precision: f"**{one.outcome}**: {_short(one.detail)}" for precision, one in results.items() if one.outcome != good}
     if not said:
-        return "agrees"
+        return good
     if len(said) == len(results) and len(set(said.values())) == 1:
         return next(iter(said.values()))
     return "; ".join(f"{precision} {text}" for precision, text in said.items())

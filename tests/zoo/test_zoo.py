@@ -250,3 +250,29 @@ def test_the_table_tells_precisions_and_targets_apart() -> None:
     assert "| float16 **wrong**: too far | 1.0e-07 |  |  |  | 1.0e-01 (100.00 x) | 1.0e-03 |" in page
     assert "| architecture | result | bfloat16 | peer |\n|---|---|---|---|\n| bert | agrees | 5.0e-03 | 1.0e-02 |\n" in page
     assert f"With the target `{emulated}`" in page
+
+
+def test_the_table_tells_what_became_of_architectures_for_gpus() -> None:
+    page = table(
+        [
+            Result("bert", "agrees", "", 1e-7, 3.0),
+            Result("bert", "compiles", compile_seconds=4.0, target="cuda:sm_90", grids=31),
+            Result("llama", "refused", "too large", target="cuda:sm_90"),
+        ]
+    )
+    assert "## Compiled for `cuda:sm_90`\n\n- float32: **1 of 2** (1 compiles, 1 refused)\n" in page
+    assert (
+        "| architecture | result | float32 | seconds | beside |\n|---|---|---|---|---|\n| bert | compiles | 31 | 4 |  |\n" in page
+    )
+    assert "| llama | **refused**: too large |  |  |  |" in page
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90", "rocm:gfx942"])
+@pytest.mark.parametrize("name", every(len(_OF_TRANSFORMERS), _OF_TRANSFORMERS))
+def test_compiled_for_a_gpu(name: str, target: str) -> None:
+    """One a day, in a precision that changes with it: there is a binary, or a compiler is missing and named."""
+    (result,) = judge(name, (PRECISIONS[sample_number() % len(PRECISIONS)],), target)
+    if re.search("this machine has (neither nvcc|no ld.lld)", result.detail):
+        pytest.skip(result.detail)
+    assert result.is_good, f"{result.precision}: {result.detail}"
+    assert result.outcome == "not exported by torch" or result.grids

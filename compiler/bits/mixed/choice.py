@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 
 from ..problem import Cast, Problem, Unit
 from ..solver import Solution, solve
-from .formats import REST, Formats
+from .formats import INTEGERS, REST, Formats
 
 Objective: TypeAlias = Literal["latency", "size"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -66,6 +66,21 @@ class Table:
         left = max(call_us - self.total_time_us(formats), 0.0)
         share = min(left / sum(surprises.values()), 1.0) if surprises else 0.0
         return replace(self, time_us={pair: time_us + share * surprises.get(pair, 0.0) for pair, time_us in self.time_us.items()})
+
+    def learnt(self, formats: Formats, damage: float) -> Table:
+        """The table with what the damage of a program of these formats says of the predictions.
+
+        Those of floats are near, as the sums of programs of one format are scaled to what was measured. Of integers a few units
+        make most of such a sum, and say little of the others; so what is left of the damage is theirs. Without integers, or where
+        floats are predicted to make more than all there is, all predictions are wrong by the same factor.
+        """
+        integers = sum(self.damage[name, form] for name, form in formats.items() if form in INTEGERS)
+        total = self.total_damage(formats)
+        left = damage - (total - integers)
+        if integers > 0 and left > 0:
+            factors = dict.fromkeys(INTEGERS, left / integers)
+            return replace(self, damage={pair: factors.get(pair[1], 1.0) * one for pair, one in self.damage.items()})
+        return replace(self, damage={pair: damage / total * one for pair, one in self.damage.items()}) if total else self
 
     def _cast_times(self, formats: Formats) -> dict[str, float]:
         """Microseconds of the casts of what each unit makes."""

@@ -209,10 +209,10 @@ class _Search:
     def _mixed(self, table: Table, reference: _Timed) -> tuple[Table, list[Trial]]:
         """Programs of several formats, the later ones with what was learnt of those before; and the table with that."""
         metric, max_error = self.request.metric, self.request.max_error
-        bound, scale = metric.damage(max_error * _AIM), 1.0
+        bound = metric.damage(max_error * _AIM)
         tried: list[Trial] = []
         for number in range(_ROUNDS):
-            formats = dict(table.solved(self.request.objective, bound / scale).formats)
+            formats = dict(table.solved(self.request.objective, bound).formats)
             if any(trial.formats == formats for trial in self.bench.trials):
                 break
             tried.append(trial := self.bench.trial(f"mixed {number + 1}", formats, 0.65 + 0.08 * number))
@@ -221,7 +221,7 @@ class _Search:
             table, time_us = self._corrected(table, trial, reference)
             if is_near and (self.request.objective == "size" or time_us <= _LONGER * predicted_us):
                 break
-            scale = damage / table.total_damage(formats) if table.total_damage(formats) else scale
+            table = table.learnt(formats, damage)
         if tried and not any(trial.error <= max_error for trial in tried):
             tried += self._recovered(table, min(tried, key=lambda trial: trial.error), bound)
         return table, tried

@@ -40,7 +40,7 @@ class Trial:
     @property
     def size_bytes(self) -> int:
         """What its weights take."""
-        return next((space.size_bytes for space in self.net.plan.spaces if space.name == "constants"), 0)
+        return self.net.plan.weights_bytes
 
 
 @dataclass(frozen=True, slots=True)

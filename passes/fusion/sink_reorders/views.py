@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -67,8 +67,11 @@ def _reading_fault(root: ir.Value) -> str:
     return ""
 
 
-def _extend(plan: _Plan, node: ir.Node, shown: _Shape, source: _Shape) -> str:
-    """Put a node, after those that come along, into a plan that computes it in the shape of the source; else why not."""
+def _extend(plan: _Plan, node: ir.Node, shown: _Shape, source: _Shape, holds: Callable[[ir.Value], bool]) -> str:
+    """Put a node, after those that come along, into a plan that computes it in the shape of the source; else why not.
+
+    Values that hold their readers are those whose makers these are better computed beside than beside the source.
+    """
     if static_shape(node.outputs[0]) != shown:
         return f"its shape is {node.outputs[0].shape} and that of the view {list(shown)}"
     if not is_pointwise(node):
@@ -86,10 +89,11 @@ def _extend(plan: _Plan, node: ir.Node, shown: _Shape, source: _Shape) -> str:
         if form is None:
             assert value is not None
             return f"%{value.name} spans only some of the dimensions that become others"
-        if value is not None and form.shape == source and (producer := _only_for(node, value)) is not None:
-            if not is_pointwise(producer) or len(plan) >= _MAX_PULLED:
+        if value is not None and form.shape == source:
+            producer = _only_for(node, value)
+            if holds(value) if producer is None else not is_pointwise(producer) or len(plan) >= _MAX_PULLED:
                 return f"it can join what makes %{value.name}"
-            if fault := _extend(plan, producer, shown, source):
+            if producer is not None and (fault := _extend(plan, producer, shown, source, holds)):
                 return fault
         forms.append(form)
     plan[node] = forms
@@ -124,6 +128,28 @@ def _only_for(node: ir.Node, value: ir.Value) -> ir.Node | None:
     return None if value.is_graph_output() or value.consumers() != (node,) else producer
 
 
+def _is_anchored(node: ir.Node, value: ir.Value) -> bool:
+    """Whether a node, once it reads a value without views, stays in its shape: an anchor's that it alone reads.
+
+    Pointwise nodes between the two come along, and are between them in any shape.
+    """
+    while (producer := value.producer()) is not None and is_view(producer):
+        if value.is_graph_output() or value.consumers() != (node,) or producer.inputs[0] is None:
+            return False
+        node, value = producer, producer.inputs[0]
+    shape, waiting, pulled = static_shape(value), [(node, value)], 0
+    while waiting:
+        reader, value = waiting.pop()
+        maker = _only_for(reader, value)
+        if maker is None:
+            continue
+        if not is_pointwise(maker) or pulled == _MAX_PULLED:
+            return True
+        pulled += 1
+        waiting += [(maker, each) for each in maker.inputs if each is not None and static_shape(each) == shape]
+    return False
+
+
 @dataclass(slots=True)
 class ViewSinking:
     """The rewriting of one graph, in its order. Views that nothing reads any more are out of it as soon as they are passed."""
@@ -140,12 +166,24 @@ class ViewSinking:
         root, producer = view_root(view), view_root(view).producer()
         assert producer is not None
         plan: _Plan = {}
-        if root not in self.faults:
-            self.faults[root] = _reading_fault(root)
-        fault = self.faults[root] or _extend(plan, node, _shape_of(view), _shape_of(root))
+        is_free = not _is_anchored(node, view)
+        fault = self._fault_of(root) or _extend(
+            plan, node, _shape_of(view), _shape_of(root), lambda value: is_free and self._takes_readers(value)
+        )
         if fault:
             return Rejection(f"{node.op_type} not computed before the view of {producer.op_type}: {fault}", (producer, node))
         return [self._sink(one, forms) for one, forms in plan.items()]
+
+    def _fault_of(self, root: ir.Value) -> str:
+        """Why what reads a value is not to join the group of what makes it."""
+        if root not in self.faults:
+            self.faults[root] = _reading_fault(root)
+        return self.faults[root]
+
+    def _takes_readers(self, value: ir.Value) -> bool:
+        """Whether what reads a value that is no view could join its maker: such a reader would come back from any other shape."""
+        producer = value.producer()
+        return not (producer is None or is_view(producer)) and takes_followers(producer) and not self._fault_of(value)
 
     def _sink(self, node: ir.Node, forms: Sequence[_Form]) -> ir.Node:
         """Put a node that reads its operands in other shapes, and a view of its result, in the node's place."""

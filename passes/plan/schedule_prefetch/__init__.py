@@ -6,6 +6,7 @@ activations that leave memory until they are used again.
 | `../prefetch/` | which weights stay and when the others come, call after call, as a pure function |
 | `objects.py` | a Plan as a problem of that function |
 | `stays.py` | the copies in the order of one stream, and which steps read what each brings |
+| `recomputed.py` | activations that are computed again before a late reader |
 | `residencies.py` | copies, events and buffers that carry it out; `spills.py` is those of activations |
 """
 
@@ -27,6 +28,7 @@ from ..prefetch import problem as prefetch
 from ..prefetch.residents import residents, spare_bytes
 from ..prefetch.scheduler import InfeasibleError, candidates
 from .objects import Objects, arena_of
+from .recomputed import recomputed
 from .residencies import with_residencies
 from .stays import Copies, Leave, copies_of, on_demand, seconds_of
 
@@ -41,14 +43,15 @@ _STALLED = 1.01  # of the time of kernels: below it, nothing is left to gain by 
 @dataclass(frozen=True)
 class SchedulePrefetch(PlanPass):
     """Leave weights in the program's file and copy each into memory before it is read, where a limit asks for it; and copy
-    activations that are idle to a scratch file and back, where that fits or is faster.
+    activations that are idle to a scratch file and back, or compute them again, where that fits or is faster.
 
     Before:  launch matmul reads x, w                                     (w in constants)
     After:   copy w to w@0, beside what runs before; wait; launch matmul reads x, w@0    (w in storage, w@0 in the arena)
 
     Resident weights, weights in memory for a while and activations together never take more than the limit; what the next call
     reads first is copied at the end of this one. Without a limit, or within it, nothing changes. Constants of less than
-    `min_bytes` always stay. `on_demand`: each copy begins when its reader is next, as a baseline to measure against.
+    `min_bytes` always stay. `on_demand`: each copy begins when its reader is next, as a baseline to measure against. Launches run
+    twice only where it `repeats` them.
 
     Raises:
         CompileError: no schedule fits. The message names the least that would, and the step that asks for it.
@@ -57,6 +60,7 @@ class SchedulePrefetch(PlanPass):
     name: ClassVar[str] = "schedule-prefetch"
     on_demand: bool = False
     min_bytes: int = LEAST_STREAMED_BYTES
+    repeats: bool = True
 
     def run(self, plan: Plan, context: Context) -> Plan:
         if context.memory_limit is None:
@@ -67,8 +71,35 @@ class SchedulePrefetch(PlanPass):
         if total <= limit:
             context.remark(self.name, f"{size(total)} are within the limit of {size(limit)}")
             return _bounded(plan, arena_of(plan), limit)
+        found = self._scheduled(plan, limit, context)
+        if self.repeats and (isinstance(found, CompileError) or found.choice.objects.chains):
+            again = self._repeating(plan, limit, context)
+            if again is not None and (isinstance(found, CompileError) or again.choice.seconds < found.choice.seconds):
+                found = again
+        if isinstance(found, CompileError):
+            raise found
+        context.call_seconds = found.choice.seconds
+        self._report(found, limit, context)
+        return _bounded(found.plan, arena_of(plan), limit)
+
+    def _repeating(self, plan: Plan, limit: int, context: Context) -> _Scheduled | None:
+        """A schedule in which what activations would take beyond the limit is computed again when it is used; None where there is
+        none."""
+
+        def needs(trial: Plan) -> tuple[int, ...]:
+            return tuple(Objects(trial, context, self.min_bytes, None).problem(0).step_bytes())
+
+        smaller = recomputed(plan, limit, needs, lambda trial: PlanMemory(effort="quick").place(trial)[0], context.step_us)
+        if smaller is None:
+            return None
+        found = self._scheduled(smaller[0], limit, context, spills=False)
+        return None if isinstance(found, CompileError) else replace(found, repeated=smaller[1])
+
+    def _scheduled(self, plan: Plan, limit: int, context: Context, *, spills: bool = True) -> _Scheduled | CompileError:
+        """The fastest schedule that is found, or why there is none."""
+        total = planned_bytes(plan)
         weights = Objects(plan, context, self.min_bytes, None)
-        spilled = Objects(plan, context, self.min_bytes, max(limit // _SPILLED, self.min_bytes))
+        spilled = Objects(plan, context, self.min_bytes, max(limit // _SPILLED, self.min_bytes)) if spills else weights
         leaving = spilled if spilled.chains and not context.target.is_gpu else None
         budget, cut, before = limit, 0, None
         for _ in range(_TRIES):
@@ -81,22 +112,10 @@ class SchedulePrefetch(PlanPass):
                 placed, above = _placed(with_residencies(plan, movements, weights.arena), weights.arena, limit)
                 excess.append(above)
                 if excess[-1] <= 0:
-                    context.call_seconds = choice.seconds
-                    self._report(placed, limit, choice, context)
-                    return _bounded(placed, weights.arena, limit)
+                    return _Scheduled(placed, choice)
             cut = 2 * cut if choices == before else min(excess)  # what changes nothing was too little
             budget, before = budget - cut, choices
-        least, step = (leaving or weights).least()
-        label = weights.labels[step] if weights.labels else "no step"
-        if least + limit - budget >= total:  # what is copied is copied in whole pages
-            what = f"this program takes {size(total)}, and no less by copies: {label} would need {size(least)} with them"
-            at = f"{size(total)} would do"
-        else:
-            what = f"this program takes {size(total)}, and at least {size(least)}: {label} needs that at once"
-            at = f"{size(least)} would do" if budget == limit else f"{size(least + limit - budget)} may do"
-        raise CompileError(
-            "memory_limit", f"{size(limit)} are too little; {what}", f"raise the limit ({at}), or compile smaller inputs"
-        )
+        return _too_little(leaving or weights, total, limit, budget)
 
     def _fastest(self, weights: Objects, spilled: Objects | None, limit: int) -> list[_Choice]:
         """The best choices, the fastest first; none where nothing keeps within the limit.
@@ -117,12 +136,14 @@ class SchedulePrefetch(PlanPass):
         late = dict.fromkeys(on_demand(problem, copies) if self.on_demand else copies for copies in found)
         return sorted((_Choice(objects, problem, copies) for copies in late), key=lambda choice: choice.seconds)
 
-    def _report(self, plan: Plan, limit: int, choice: _Choice, context: Context) -> None:
+    def _report(self, found: _Scheduled, limit: int, context: Context) -> None:
+        plan, choice = found.plan, found.choice
         problem, away = choice.problem, {copy.object for copy in choice.copies if isinstance(copy, Leave)}
         sizes = [problem.objects[copy.object].size_bytes for copy in choice.copies if copy.object not in away]
         moved = [problem.objects[copy.object].size_bytes for copy in choice.copies if copy.object in away]
         seconds = (sum(sizes) + sum(moved)) / problem.tiers[0].bandwidth_in
         text = f"{size(planned_bytes(plan))} of {size(limit)}: {len(sizes)} copies of {size(sum(sizes))} a call from the file"
+        text += f", {found.repeated} launches run again before late readers of what they make" if found.repeated else ""
         text += f", {len(moved)} of {size(sum(moved))} of activations that leave and come back" if moved else ""
         text += f"; {1e3 * choice.seconds:.2f} ms are predicted, "
         text += f"{1e3 * problem.compute_seconds:.2f} ms of them for kernels, {1e3 * seconds:.2f} ms for copies"
@@ -141,6 +162,29 @@ class _Choice:
     def seconds(self) -> float:
         """Predicted of a call."""
         return seconds_of(self.problem, self.copies)
+
+
+@dataclass(frozen=True)
+class _Scheduled:
+    """A Plan within the limit, and the choice that it is; launches that run twice are `repeated`."""
+
+    plan: Plan
+    choice: _Choice
+    repeated: int = 0
+
+
+def _too_little(objects: Objects, total: int, limit: int, budget: int) -> CompileError:
+    """Why nothing keeps within a limit, of which packings have left a `budget`."""
+    least, step = objects.least()
+    label = objects.labels[step] if objects.labels else "no step"
+    if least + limit - budget >= total:  # what is copied is copied in whole pages
+        what = f"this program takes {size(total)}, and no less by copies: {label} would need {size(least)} with them"
+        at = f"{size(total)} would do"
+    else:
+        what = f"this program takes {size(total)}, and at least {size(least)}: {label} needs that at once"
+        at = f"{size(least)} would do" if budget == limit else f"{size(least + limit - budget)} may do"
+    fix = f"raise the limit ({at}), or compile smaller inputs"
+    return CompileError("memory_limit", f"{size(limit)} are too little; {what}", fix)
 
 
 def _residents(problem: prefetch.Problem) -> Iterator[frozenset[int]]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import prefuse
-import pytest
 from prefuse.compiler.debugging.comparison import match_steps
 from prefuse.compiler.lowering.roofline import measure_limits
 from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE, named_pipeline, without_fusion
-from prefuse.runtime.errors import OptionError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import Kernel, Launch, Plan, Region
 from prefuse.runtime.profile import GroupDescription, Profile, profile_in_turns
@@ -117,8 +115,14 @@ def test_the_limits_of_this_machine_are_plausible() -> None:
     assert 1e8 < limits.bytes_per_second < 1e12
     assert "1 thread:" in limits.method
     assert (limits.tile_flops_per_second, "tiles" in limits.method) == (0, False)
-    with pytest.raises(OptionError, match="cannot be measured"):
-        measure_limits(Target.parse("cuda:sm_90"))
+
+
+def test_the_limits_of_gpus_are_assumed() -> None:
+    limits = measure_limits(Target.parse("cuda:sm_90"))
+    assert "not measured" in limits.method
+    assert 5e13 < limits.flops_per_second < 7e13
+    assert 9e14 < limits.bfloat16_flops_per_second < 1e15
+    assert limits.bytes_per_second == 4.3e12
 
 
 def test_the_limits_of_tiles_are_plausible() -> None:

@@ -96,9 +96,6 @@ def test_what_a_program_cannot_keep_is_refused() -> None:
         prefuse.compile(parser.parse_model(STAGED), states=["y"], cache=False)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="precision 'int8' has none"):
         prefuse.compile(parser.parse_model(TEXT), states={"y": "a"}, precision="int8", cache=False)
-    static = parser.parse_model(TEXT.replace("[N]", "[3]"))
-    with pytest.raises(UnsupportedModelError, match="programs for cuda:sm_90 keep no states"):
-        prefuse.compile(static, states={"y": "a"}, target="cuda:sm_90", cache=False)
 
 
 def test_a_shape_that_a_call_tells_is_checked_then() -> None:

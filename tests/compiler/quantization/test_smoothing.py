@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+import onnx
+import prefuse
 import pytest
+from onnx import numpy_helper
 from prefuse.compiler.debugging.oracle import relative_error, run_model
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.quantization.formats import quantize_channels, unsigned_affine
 from prefuse.compiler.quantization.histogram import ChannelMoments
 from prefuse.compiler.quantization.quantizer import Settings, calibrate
-from prefuse.compiler.quantization.smoothing import best_scales
+from prefuse.compiler.quantization.smoothing import best_scales, equal_ranges
+from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.target import Target
 
-from .models import batches, built, feed_forward
+from .models import SAME, batches, built, feed_forward
 
 CPU = Target.parse("cpu")
 
@@ -100,3 +107,63 @@ def test_units_of_one_tensor_share_its_scales() -> None:
     model = feed_forward()
     found = calibrate(import_model(model), batches(model, 3), CPU)
     assert set(found.smoothed) <= {"n", "g"}
+
+
+def mobile_network(*, has_pool: bool = False, has_sum: bool = False) -> onnx.ModelProto:
+    """A convolution whose channels are of sizes 1 to 100, a depthwise one of 16 results for 8 channels, one of 3x3, one of 1x1;
+    with a pool beside the third, or a sum in front of it."""
+    nodes: list[Sequence[Any]] = [
+        ("Conv", "x w0", "c0"),
+        ("Relu", "c0", "r0"),
+        ("Conv", "r0 w1", "c1", {**SAME, "group": 8}),
+        ("Relu", "c1", "r1"),
+        ("Conv", "r1 w2", "c2", SAME),
+    ]
+    if has_sum:
+        nodes[3:4] = [("Conv", "x w4", "c4"), ("Add", "c1 c4", "s1"), ("Relu", "s1", "r1")]
+    nodes += [("GlobalAveragePool", "r1", "g"), ("Add", "c2 g", "y")] if has_pool else [("Conv", "c2 w3", "y")]
+    shapes: dict[str, tuple[int, ...]] = {"w0": (8, 4, 1, 1), "w1": (16, 1, 3, 3), "w2": (16, 16, 3, 3), "w3": (4, 16, 1, 1)}
+    shapes |= {"w4": (16, 4, 1, 1)} if has_sum else {}
+    model = built(nodes, [1, 4, 10, 9], shapes)
+    sizes = {"w0": np.geomspace(1, 100, 8), "w1": np.repeat(1 / np.geomspace(1, 100, 8), 2) * np.geomspace(1, 40, 16)}
+    for tensor in model.graph.initializer:
+        if tensor.name in sizes:
+            array = numpy_helper.to_array(tensor) * sizes[tensor.name].reshape(-1, 1, 1, 1)
+            tensor.CopyFrom(numpy_helper.from_array(array.astype(np.float32), tensor.name))
+    return model
+
+
+def test_convolutions() -> None:
+    """Depthwise and others: the same function, most of the error goes, and no launch more."""
+    model = mobile_network()
+    data, (batch,) = batches(model, 8), batches(model, 1, seed=5)
+    expected = run_model(import_model(model), batch)["y"]
+    found, plain = (calibrate(import_model(model), data, CPU, Settings(is_smooth=smooth)) for smooth in (True, False))
+    assert {"r0", "r1"} <= found.smoothed.keys() <= {"r0", "r1", "c2"}
+    assert found.smoothed["r0"] == 1.0
+    assert relative_error(run_model(found.model, batch)["y"], expected) < 1e-6
+    graphs = [one.place(one.uniform()) for one in (found, plain)]
+    errors = [relative_error(run_model(graph, batch)["y"], expected) for graph in graphs]
+    assert errors[0] < 0.6 * errors[1]
+    nets = [prefuse.compile(graph, cache=False, threads=1) for graph in graphs]
+    assert all(isinstance(net, CompiledModel) for net in nets)
+    assert len({len(net.plan.steps) for net in nets}) == 1
+    assert relative_error(np.asarray(nets[0](**batch)), expected) < 0.6 * errors[1]
+
+
+def test_images_that_others_read_stay() -> None:
+    """They would be stored twice; and sums lie in 8 bits with one of their operands."""
+    for model in (mobile_network(has_pool=True), mobile_network(has_sum=True)):
+        found = calibrate(import_model(model), batches(model, 4), CPU)
+        assert "r0" in found.smoothed
+        assert "r1" not in found.smoothed
+
+
+def test_hardly_seen_channels_are_not_as_fine_as_others() -> None:
+    """A range of a 1,000th is given that of a 64th, and one of zeros, too."""
+    x = np.random.default_rng(6).uniform(-1, 1, (200, 4)).astype(np.float32) * np.float32([1, 1e-3, 0, 0.1])
+    exponent, scales = equal_ranges(moments_of(x), [np.ones((4, 1, 9), np.float32)])
+    assert exponent == 1.0
+    assert scales is not None
+    np.testing.assert_allclose(scales / scales[0], [1, 1 / 64, 1 / 64, 0.1], rtol=0.05)
+    assert equal_ranges(moments_of(0 * x), [np.ones((4, 1, 9), np.float32)])[1] is None

@@ -19,7 +19,7 @@ from prefuse.runtime.target import Target
 from tvm import tirx
 
 from ...kernels.harness import Case, operator
-from ..simulator import CUDA, SimulatedFaultError, check
+from ..simulator import CUDA, SimulatedFaultError, check, check_in_turn
 from ..test_mma_products import numbers, product
 
 SMALL = "64x64x64*3"
@@ -90,7 +90,7 @@ def followed_by_more() -> list[Case]:
 
 @pytest.mark.parametrize("cases", [of_any_size, transposed, batched, of_all_tiles, followed_by_more])
 def test_products(cases: Callable[[], list[Case]], small_machine: None, tmp_path: Path) -> None:
-    check(cases(), tmp_path)
+    check_in_turn(cases(), tmp_path)
 
 
 def nothing(*_: object) -> object:

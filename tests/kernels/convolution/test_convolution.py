@@ -121,11 +121,38 @@ def of_ragged_rows() -> list[Case]:
     return [*widths, convolution((1, 4, 7, 7), 5, 1), convolution((2, 3, 6, 37), 2, (3, 2), (1, 2), 1, group=1)]
 
 
+def beside_their_input() -> list[Case]:
+    """y = c + x, whose positions are one dimension of the result where the input is read in place."""
+    cases = [
+        convolution((1, 16, 13, 13), 16, 1),
+        convolution((2, 16, 16, 8), 16, 1, group=16),
+        convolution((2, 6, 17), 6, 1),
+        convolution((1, 8, 9, 9), 8, 3, 1, 1),
+    ]
+    return [_beside_input(case) for case in cases]
+
+
+def _beside_input(case: Case) -> Case:
+    anchor, inputs = case.group.ops[0], {name: case.arrays[name] for name in ("x", "w", "b")}
+    x, w, b = (torch.from_numpy(array).double() for array in inputs.values())
+    convolve = CONVOLVE[x.ndim - 3]
+    exact = convolve(x, w, b, padding=anchor.attribute("pads", ())[: x.ndim - 2], groups=anchor.attribute("group", 1)) + x
+    ops = (anchor, Op("Add", ("c", "x"), ("y",)))
+    group = replace(case.group, ops=ops, inputs=tuple(inputs), constants=frozenset("wb"))
+    return replace(case, group=group, arrays=inputs, expected=[exact.numpy()], label=f"{case.label} + x")
+
+
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("cases", [plain, transposed, of_a_run, of_ragged_rows])
+@pytest.mark.parametrize("cases", [plain, transposed, of_a_run, of_ragged_rows, beside_their_input])
 def test_convolutions(cases: object, level: str) -> None:
     assert callable(cases)
     check_in_turn(cases(), level)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_results_in_place_of_what_is_added(level: str) -> None:
+    cases = [*plain()[::4], *transposed()[::2], *of_ragged_rows()[::2]]
+    check_in_turn([replace(case, group=replace(case.group, updates_state=True)) for case in cases], level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -137,12 +164,12 @@ def test_several_results_leave_the_tile(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_results_take_no_operands_memory(level: str) -> None:
-    """The last vector of a row computes some elements again, from operands that must still be there."""
+def test_results_take_the_memory_of_what_the_epilogue_alone_reads(level: str) -> None:
+    """So the last vector of a row computes no element again, whose operands are no longer there."""
     for case in of_ragged_rows()[:1]:
-        kernel = emitted(plan, case.group, target_of(level))
+        kernel = emitted(plan, replace(case.group, updates_state=True), target_of(level))
         assert not isinstance(kernel, Refusal)
-        assert kernel.inplace == ()
+        assert [(output, kernel.operands[operand].name) for output, operand in kernel.inplace] == [(0, "r")]
 
 
 @pytest.mark.parametrize(("shape", "kernel"), [((1, 4, 9, 1), (5, 1)), ((1, 4, 1, 9), (1, 5)), ((1, 4, 12, 7), (5, 1))])

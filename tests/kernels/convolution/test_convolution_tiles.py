@@ -106,8 +106,8 @@ def some_of_every_kind() -> Sequence[Case]:
 @pytest.mark.parametrize("precision", UNITS)
 @pytest.mark.parametrize("cases", [convolutions, grouped, signals, volumes, transposed_cases])
 def test_convolutions(cases: Callable[[], list[Case]], precision: Precision) -> None:
-    """Each in one precision a day, in the next one tomorrow."""
-    chosen = dealt(cases(), [case.label for case in cases()], precision, tuple(UNITS))
+    """Each in one precision a day, in the next one tomorrow; behind the last one it rests for a day."""
+    chosen = dealt(cases(), [case.label for case in cases()], precision, (*UNITS, "rest"))
     check([tiled(case, precision) for case in chosen], target_of(AMX_EMULATED))
 
 

@@ -143,13 +143,13 @@ def test_threads_do_not_change_the_result() -> None:
 @pytest.mark.parametrize("near_share", NEAR_SHARES)
 def test_blocks_in_a_pipeline_have_the_bits_of_blocks_one_by_one(near_share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several rows after each step, and one after several steps; threads with several blocks, one and none; either loop order,
-    tomorrow the other one."""
+    tomorrow the other one, and then none."""
     monkeypatch.setattr(matmul_tiles, "_NEAR_SHARE", near_share)
     wide = [narrow_product((40, 2100), (2100, 70)), narrow_product((70, 1120), (1120, 40)), narrow_product((100, 416), (416, 70))]
     wide = [replace(case, template="matmul_tiles") for case in wide]
     some = [*products()[::4], *many_rows()]
     cases = [*(tiled(case, "float32-fast") for case in some), *narrow_products()[::2], *wide]
-    cases = dealt(cases, [case.label for case in cases], near_share, NEAR_SHARES)
+    cases = dealt(cases, [case.label for case in cases], near_share, (*NEAR_SHARES, None))
     results = []
     for least, threads in ((10**6, 1), (0, 1), (0, 5)):
         monkeypatch.setattr(amx_blocks, "LEAST_STEPS", least)

@@ -9,9 +9,12 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (names int4 and uint4)
 import numpy as np
 import pytest
+from prefuse.kernels.cost.stored_weights import fixed_point_tiles
 from prefuse.kernels.groups.group import Group, Op
+from prefuse.kernels.microkernels.weight_packing import shared_sections
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
+from prefuse.runtime.hardware.machine import row
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 
@@ -139,3 +142,14 @@ def test_the_cheaper_kernel_is_taken(rows: int, level: str, template: str) -> No
     built = build_kernel(group, Target("cpu", level, 2))
     assert isinstance(built, BuiltKernel)
     assert built.template == template
+
+
+def test_few_rows_meet_weights_from_memory_together() -> None:
+    """Eight rows in one tile of a vector, whose sums leave no registers for totals; not in tiles of several vectors, where words
+    of the rows would have none either."""
+    machine = row("zen4", 16)
+    tiles = fixed_point_tiles(8, shared_sections(768, 50257, 8, 0, 16), 3, machine)
+    assert tiles[0] == (8, 1)
+    assert (4, 2) not in tiles
+    alone = fixed_point_tiles(1, shared_sections(768, 50257, 8, 0, 16), 3, machine)
+    assert alone.index((1, 2)) < alone.index((1, 1)), "one row waits for memory alone: the tile with fewer cycles"

@@ -13,7 +13,7 @@ from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import AMX_EMULATED
-from prefuse.tests.sample import dealt
+from prefuse.tests.sample import dealt, every
 
 from ..harness import Case, check, run, target_of
 from ..microkernels.amx_emulator import AMX, emulator, running_amx
@@ -90,7 +90,7 @@ def test_nan_stays_in_its_row(emulator: ctypes.CDLL | None) -> None:
     check_on_tiles([replace(case, arrays={**case.arrays, "x": x}, expected=[y, last])], emulator)
 
 
-@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("threads", every(2, [2, 3]))
 def test_same_bits_on_any_threads(emulator: ctypes.CDLL | None, threads: int) -> None:
     def results(count: int) -> list[np.ndarray]:
         cases = [of_precision("float32-fast", of_torch("GRU", 2, 20, 7, 320, d)) for d in ("forward", "bidirectional")]

@@ -22,7 +22,9 @@ _ACCESS = re.compile(r"^(\s*)(?:(%\S+) = load|store) (?:(.+), )?ptr addrspace\((
 _UNSEEN = re.compile(r"\b(?:load|store|atomicrmw|cmpxchg|addrspacecast|@llvm\.mem\w+)\b.*addrspace\(3\)")
 _STORED = re.compile(r"^(<\d+ x \w+>|\w+) ")
 _FENCE = re.compile(r"^\s*fence (?:syncscope\(\"[\w-]+\"\) )?(\w+)(?:, !mmra !\d+)?$")
-_MFMA = re.compile(r"call <(16|4) x float> @llvm\.amdgcn\.mfma\.f32\.(\w+?)(?:\.1k)?\((<4 x half>|<4 x i16>|float) ")
+_MFMA = re.compile(
+    r"call <(16|4) x (float|i32)> @llvm\.amdgcn\.mfma\.(?:f32|i32)\.([\w]+?)(?:\.1k)?(\.i8)?\((<4 x half>|<4 x i16>|float|i64) "
+)
 _TYPE = re.compile(r"^(?:<(\d+) x )?(i8|i16|i32|i64|i1|half|bfloat|float|double|ptr)>?$")
 _BYTES = {"i1": 1, "i8": 1, "i16": 2, "half": 2, "bfloat": 2, "i32": 4, "float": 4, "i64": 8, "double": 8, "ptr": 8}
 _FUNCTIONS = {
@@ -165,21 +167,22 @@ def _with_matrix_unit(text: str) -> str:
     functions: dict[str, str] = {}
 
     def called(found: re.Match[str]) -> str:
-        sums, name, operand = found[1], found[2], found[3]
+        count, number, name, operand = found[1], found[2], found[3] + (found[4] or "").lstrip("."), found[5]
+        sums = f"<{count} x {number}>"
         functions[name] = f"""
 declare void @sim_mfma_{name}(ptr, ptr, ptr, ptr)
-define internal <{sums} x float> @mfma_{name}({operand} %a, {operand} %b, <{sums} x float> %c, i32 %x, i32 %y, i32 %z) noinline {{
+define internal {sums} @mfma_{name}({operand} %a, {operand} %b, {sums} %c, i32 %x, i32 %y, i32 %z) noinline {{
   %p = alloca {operand}, align 8
   %q = alloca {operand}, align 8
-  %r = alloca <{sums} x float>, align 64
+  %r = alloca {sums}, align 64
   store {operand} %a, ptr %p
   store {operand} %b, ptr %q
-  store <{sums} x float> %c, ptr %r
+  store {sums} %c, ptr %r
   call void @sim_mfma_{name}(ptr %p, ptr %q, ptr %r, ptr %r)
-  %d = load <{sums} x float>, ptr %r
-  ret <{sums} x float> %d
+  %d = load {sums}, ptr %r
+  ret {sums} %d
 }}
 """
-        return f"call <{sums} x float> @mfma_{name}({operand} "
+        return f"call {sums} @mfma_{name}({operand} "
 
     return _MFMA.sub(called, text) + "".join(functions.values())

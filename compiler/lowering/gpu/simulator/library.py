@@ -28,7 +28,8 @@ _QUALIFIERS = re.compile(r"__restrict__|__grid_constant__ |const (?=__grid_const
 _MEETING = re.compile(r"__syncthreads|__syncwarp|__shfl|tvm_builtin_")
 _BYTES = {"char": 1, "uchar": 1, "signed char": 1, "bool": 1, "short": 2, "ushort": 2, "half": 2, "nv_bfloat16": 2}
 _BYTES |= {"int": 4, "uint": 4, "float": 4, "int64_t": 8, "uint64_t": 8, "double": 8, "long long": 8}
-_FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off", f"-I{_INCLUDE}")
+_FLAGS = ("-std=c++17", "-O0", "-w", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-ffp-contract=off")
+_KERNELS = "-DSIM_KERNELS"  # which are linked with the simulator
 
 
 def find_compiler() -> str:
@@ -45,9 +46,10 @@ def simulated_library(source: str) -> bytes:
     """
     _need_compiler()
     with temporary_folder() as folder:
-        code, library = folder / "kernels.cpp", folder / "kernels.so"
+        code, simulator, library = (folder / name for name in ("kernels.cpp", "simulator.o", "kernels.so"))
         write_temporary(code, simulated_source(source).encode())
-        _run_compiler([*_FLAGS, "-shared", str(code), "-o", str(library)])
+        write_temporary(simulator, _simulator("cudasim.h"))
+        _run_compiler([*_flags(), _KERNELS, "-shared", str(code), str(simulator), "-o", str(library)])
         return library.read_bytes()
 
 
@@ -63,19 +65,23 @@ def simulated_rocm_library(source: str, lanes: int) -> bytes:
         code, kernels, simulator, library = (folder / name for name in ("kernels.ll", "kernels.o", "simulator.o", "kernels.so"))
         write_temporary(code, host_ir(source).encode())
         tvm.runtime.load_module(str(code)).write_to_file(str(kernels), "o")
-        write_temporary(simulator, _amd_simulator(lanes))
+        write_temporary(simulator, _simulator("amdsim.h", lanes))
         _run_compiler(["-shared", str(kernels), str(simulator), "-lm", "-o", str(library)])
         return library.read_bytes()
 
 
 @cache
-def _amd_simulator(lanes: int) -> bytes:
-    """The object file of what kernels for AMD call."""
+def _simulator(header: str, lanes: int = 32) -> bytes:
+    """The object file of what kernels call."""
     with temporary_folder() as folder:
         code, made = folder / "simulator.cpp", folder / "simulator.o"
-        write_temporary(code, b'#include "amdsim.h"\n')
-        _run_compiler([*_FLAGS, "-O2", f"-DSIM_WARP={lanes}", "-c", str(code), "-o", str(made)])
+        write_temporary(code, f'#include "{header}"\n'.encode())
+        _run_compiler([*_flags(), "-O2", f"-DSIM_WARP={lanes}", "-c", str(code), "-o", str(made)])
         return made.read_bytes()
+
+
+def _flags() -> tuple[str, ...]:
+    return *_FLAGS, f"-I{_INCLUDE}"
 
 
 def _need_compiler() -> None:
@@ -121,6 +127,6 @@ def _function(text: str) -> Iterator[str]:
     arguments = ", ".join(f"*({kind}*)a[{position}]" for position, kind in enumerate(types))
     meets = str(bool(_MEETING.search(text))).lower()
     call = f"sim::launch(blocks, threads, bytes, {offset}, {meets}, [=] {{ {found[1]}({arguments}); }})"
-    yield f'extern "C" int sim_{found[1]}(unsigned blocks, unsigned threads, unsigned bytes, void** a) {{ return {call}; }}'
-    yield f'extern "C" const int count_{found[1]} = {len(types)};'
-    yield f'extern "C" const int maps_{found[1]} = {sum("CUtensorMap" in one for one in types)};'
+    yield f"SIM_EXPORT int sim_{found[1]}(unsigned blocks, unsigned threads, unsigned bytes, void** a) {{ return {call}; }}"
+    yield f"SIM_EXPORT const int count_{found[1]} = {len(types)};"
+    yield f"SIM_EXPORT const int maps_{found[1]} = {sum('CUtensorMap' in one for one in types)};"

@@ -47,6 +47,13 @@ def _multiply(found: re.Match[str], names: Sequence[str]) -> str:
     return f"sim::Mma o{{{{{pointers}}}, {{{a}}}, {{{b}}}, {{{c}}}}}; sim::together(sim::mma_m16n8k16<sim::of_{found[1]}>, o);"
 
 
+def _multiply_bytes(found: re.Match[str], names: Sequence[str]) -> str:
+    d, a, b, c = (", ".join(names[begin:end]) for begin, end in ((0, 4), (4, 8), (8, 10), (10, 14)))
+    pointers = d.replace("__d", "&__d")
+    is_unsigned = str(found[1] == "u8").lower()
+    return f"sim::ByteMma o{{{{{pointers}}}, {{{a}}}, {{{b}}}, {{{c}}}}}; sim::together(sim::mma_m16n8k32<{is_unsigned}>, o);"
+
+
 def _copy(found: re.Match[str], names: Sequence[str]) -> str:
     valid = names[2] if len(names) > 2 else found[1]
     return f"sim::async_copy({names[0]}, {names[1]}, {found[1]}, {valid});"
@@ -104,6 +111,7 @@ def _of_warp(operation: str) -> _Body:
 _INSTRUCTIONS: tuple[tuple[re.Pattern[str], _Body], ...] = (
     (re.compile(r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared\.b16 "), _load_matrix),
     (re.compile(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(bf16|f16)\.\1\.f32 "), _multiply),
+    (re.compile(r"mma\.sync\.aligned\.m16n8k32\.row\.col\.s32\.(u8|s8)\.s8\.s32 "), _multiply_bytes),
     (re.compile(r"cp\.async\.commit_group;"), lambda found, names: "sim::commit_copies();"),
     (re.compile(r"cp\.async\.wait_group (\d+);"), lambda found, names: f"sim::finish_copies({found[1]});"),
     (re.compile(r"cp\.async\.c[ag]\.shared\.global(?:\.L2::\d+B)? \[%0\], \[%1\], (4|8|16)(?:, %2)?;"), _copy),

@@ -89,6 +89,23 @@ def test_units_that_took_longer_are_corrected() -> None:
     assert one.corrected(formats, took, 20.0) == one, "it was faster than predicted"
 
 
+def test_what_a_program_damages_is_that_of_its_integers() -> None:
+    """Where most of the damage of the program of int8 is that of one unit, the others are not known by it."""
+    forms = ("float32-fast", "bfloat16", "int8")
+    damage = {("a", "bfloat16"): 2e-5, ("a", "int8"): 5e-3, ("b", "bfloat16"): 1e-5, ("b", "int8"): 1e-4}
+    damage |= {(name, "float32-fast"): 0.0 for name in "ab"}
+    one = Table(dict.fromkeys("ab", forms), {}, {}, damage)
+    learnt = one.learnt({"a": "bfloat16", "b": "int8"}, 1.02e-3)
+    assert learnt.damage["b", "int8"] == pytest.approx(1e-3)
+    assert learnt.damage["a", "int8"] == pytest.approx(5e-2)
+    assert all(learnt.damage[name, "bfloat16"] == one.damage[name, "bfloat16"] for name in "ab")
+    assert learnt.total_damage({"a": "bfloat16", "b": "int8"}) == pytest.approx(1.02e-3)
+    for formats, measured in (({"a": "bfloat16", "b": "bfloat16"}, 6e-5), ({"a": "bfloat16", "b": "int8"}, 1.2e-5)):
+        factor = measured / one.total_damage(formats)
+        assert one.learnt(formats, measured).damage == {pair: pytest.approx(factor * was) for pair, was in damage.items()}
+    assert one.learnt({"a": "float32-fast", "b": "float32-fast"}, 1e-9).damage == damage
+
+
 def test_recovery_takes_what_saves_most_damage_a_microsecond() -> None:
     one = table(cheap=(6, 5, 2e-4), dear=(60, 5, 3e-4), small=(6, 5, 1e-5))
     everything = dict.fromkeys(("cheap", "dear", "small"), "int8") | {REST: "float32-fast"}

@@ -38,6 +38,25 @@ def test_pack(tmp_path: Path) -> None:
     assert "nothing fits" in said(blocks, "--capacity", "149", status=1)
 
 
+def test_odd_files(tmp_path: Path) -> None:
+    """A byte order mark, columns in another order, blank lines, times below 0 and far apart, no block at all."""
+    blocks, packed = tmp_path / "blocks.csv", tmp_path / "packed.csv"
+    blocks.write_bytes("\ufeffsize, upper ,id,lower\r\n4,2,a,-3\r\n\r\n0,9,b,0\r\n7,5,c,1\r\n".encode())
+    assert packed_json(blocks, "-o", packed)["total_bytes"] == 11
+    assert packed.read_text().splitlines()[0] == "size,upper,id,lower,offset"
+    blocks.write_text(f"lower,upper,size\n{-(2**60)},{2**60},{2**59}\n0,1,3\n")
+    assert packed_json(blocks)["total_bytes"] == 2**59 + 3
+    blocks.write_text("id,lower,upper,size\n")
+    assert packed_json(blocks, "-o", packed, "--capacity", "0")["total_bytes"] == 0
+    assert packed.read_text().split() == ["id,lower,upper,size,offset"]
+
+
+def test_quick_packings_are_not_searched_for(tmp_path: Path) -> None:
+    blocks = tmp_path / "blocks.csv"
+    blocks.write_text("lower,upper,size,offset\n0,4,8,0\n2,5,8,\n")
+    assert [packed_json(blocks, "--effort", effort)["nodes"] > 0 for effort in ("quick", "default", "max")] == [False, True, True]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -49,6 +68,11 @@ def test_pack(tmp_path: Path) -> None:
         ("lower,upper,size,offset\n0,2,8,0\n1,3,8,4\n", "pinned to the same bytes"),
         (f"lower,upper,size\n0,1,{1 << 61}\n", "above 2.60"),
         ("", "has no column lower"),
+        ("lower,upper,size,size\n0,1,2,3\n", "has the column size 2 times"),
+        ("lower,upper,size\n0,1,2,3\n", "line 2: 4 cells for 3 columns"),
+        ("lower,upper,size\n\n0,1,2\n\n3,3,1\n", "line 5.*is no block"),
+        ('lower,upper,size\n0,1,"2\n', "is no CSV file"),
+        ("lower;upper;size\n0;1;2\n", "has no column lower"),
     ],
 )
 def test_blocks_that_are_none(

@@ -53,14 +53,16 @@ inline void permute(void** lanes) {
 // v_mfma of SIZE x SIZE sums (CDNA3 ISA, "Matrix Arithmetic Instructions"): of A, lane l has NUMBERS neighbours along k, from
 // NUMBERS * (l / SIZE) on, of row l % SIZE; of B, of column l % SIZE. Of the sums, register r is column l % SIZE and row
 // 4 GROUPS (r / 4) + 4 (l / SIZE) + r % 4, where GROUPS = 64 / SIZE.
+// Sums of bytes are int32.
 struct Mfma {
-  const void *a, *b;
-  const float* c;
-  float* d;
+  const void *a, *b, *c;
+  void* d;
 };
-template <int SIZE, int NUMBERS, class T, float (*NUMBER)(T)> void mfma(void** lanes) {
+template <int SIZE, int NUMBERS, class T, auto NUMBER> void mfma(void** lanes) {
+  using Sum = decltype(NUMBER(T()));
+  using Exact = std::conditional_t<std::is_same_v<Sum, float>, double, int64_t>;
   const int GROUPS = 64 / SIZE, K = NUMBERS * GROUPS, SUMS = SIZE * SIZE / 64;
-  static double a[SIZE][K], b[K][SIZE], d[SIZE][SIZE];
+  static Exact a[SIZE][K], b[K][SIZE], d[SIZE][SIZE];
   for (int l = 0; l < 64; l++)
     for (int e = 0; e < NUMBERS; e++) {
       const Mfma& one = *(Mfma*)lanes[l];
@@ -68,16 +70,16 @@ template <int SIZE, int NUMBERS, class T, float (*NUMBER)(T)> void mfma(void** l
       b[NUMBERS * (l / SIZE) + e][l % SIZE] = NUMBER(((const T*)one.b)[e]);
     }
   for (int l = 0; l < 64; l++)
-    for (int r = 0; r < SUMS; r++) d[4 * GROUPS * (r / 4) + 4 * (l / SIZE) + r % 4][l % SIZE] = ((Mfma*)lanes[l])->c[r];
+    for (int r = 0; r < SUMS; r++) d[4 * GROUPS * (r / 4) + 4 * (l / SIZE) + r % 4][l % SIZE] = ((const Sum*)((Mfma*)lanes[l])->c)[r];
   for (int i = 0; i < SIZE; i++)
     for (int k = 0; k < K; k++)
       for (int j = 0; j < SIZE; j++) d[i][j] += a[i][k] * b[k][j];
   for (int l = 0; l < 64; l++)
     for (int r = 0; r < SUMS; r++)
-      ((Mfma*)lanes[l])->d[r] = (float)d[4 * GROUPS * (r / 4) + 4 * (l / SIZE) + r % 4][l % SIZE];
+      ((Sum*)((Mfma*)lanes[l])->d)[r] = (Sum)d[4 * GROUPS * (r / 4) + 4 * (l / SIZE) + r % 4][l % SIZE];
   counts[MMA]++;
 }
-template <int SIZE, int NUMBERS, class T, float (*NUMBER)(T)> void multiply(const void* a, const void* b, const float* c, float* d) {
+template <int SIZE, int NUMBERS, class T, auto NUMBER> void multiply(const void* a, const void* b, const void* c, void* d) {
   Mfma operands{a, b, c, d};
   if (WARP != 64) fail("v_mfma on a GPU whose wavefronts have 32 lanes");
   if (blockDim.x % WARP) fail("v_mfma of a wavefront that has lanes without threads");
@@ -96,12 +98,13 @@ inline float of_bf16(uint16_t bits) {
   return value;
 }
 inline float of_f32(float value) { return value; }
+inline int32_t of_i8(int8_t value) { return value; }
 }  // namespace sim
 
 #define SIM_HIDDEN __attribute__((used, visibility("hidden")))
-#define SIM_MFMA(name, ...)                                                                 \
-  SIM_HIDDEN void sim_mfma_##name(const void* a, const void* b, const float* c, float* d) { \
-    sim::multiply<__VA_ARGS__>(a, b, c, d);                                                 \
+#define SIM_MFMA(name, ...)                                                               \
+  SIM_HIDDEN void sim_mfma_##name(const void* a, const void* b, const void* c, void* d) { \
+    sim::multiply<__VA_ARGS__>(a, b, c, d);                                               \
   }
 extern "C" {
 SIM_HIDDEN int sim_thread() { return threadIdx.x; }
@@ -153,6 +156,8 @@ SIM_MFMA(16x16x16f16, 16, 4, uint16_t, sim::of_f16)
 SIM_MFMA(16x16x16bf16, 16, 4, uint16_t, sim::of_bf16)
 SIM_MFMA(32x32x2f32, 32, 1, float, sim::of_f32)
 SIM_MFMA(16x16x4f32, 16, 1, float, sim::of_f32)
+SIM_MFMA(32x32x16i8, 32, 8, int8_t, sim::of_i8)
+SIM_MFMA(16x16x32i8, 16, 8, int8_t, sim::of_i8)
 // 0, or 719 and a text in sim_fault.
 SIM_HIDDEN int sim_launch(void (*kernel)(void**), unsigned blocks, unsigned threads, unsigned lds_bytes, bool meets, void** arguments) {
   sim::begin_block = [] {

@@ -21,24 +21,24 @@ struct MBarrier {
   bool is_fenced = false; // whether the async proxy sees that it is initialised
   Clock arrived, passed;  // of this phase, and of all before
 };
-static std::map<unsigned, MBarrier> mbarriers;  // by address
+SIM_GLOBAL std::map<unsigned, MBarrier> mbarriers;  // by address
 struct Bulk {
   CUtensorMap map;  // of rank 0: `from` is contiguous
   int place[5];
   const char* from;
   unsigned to, size, mbarrier;
 };
-static std::vector<Bulk> bulks;
+SIM_GLOBAL std::vector<Bulk> bulks;
 struct NamedBarrier {
   std::vector<unsigned> waiting;
   unsigned count = 0;
   Clock clock;
 };
-static NamedBarrier named_barriers[16];
-static std::vector<unsigned> registers;  // of each warp, as setmaxnreg says it; 0: as launched
+SIM_GLOBAL NamedBarrier named_barriers[16];
+SIM_GLOBAL std::vector<unsigned> registers;  // of each warp, as setmaxnreg says it; 0: as launched
 static const unsigned FILE_REGISTERS = 64 << 10;  // of a multiprocessor
 
-inline void begin_asynchronous() {
+SIM_FUNCTION void begin_asynchronous() {
   mbarriers.clear();
   bulks.clear();
   for (auto& one : named_barriers) one = NamedBarrier();
@@ -46,18 +46,18 @@ inline void begin_asynchronous() {
 }
 // Swizzles exchange 16-byte chunks: the bits of the address from 4 on, one for each doubling of 16 bytes up to the row's, are
 // combined with as many from 7 on.
-inline unsigned swizzled(unsigned at, unsigned row_bytes) {
+SIM_FUNCTION unsigned swizzled(unsigned at, unsigned row_bytes) {
   unsigned mask = row_bytes / 16 - (row_bytes > 0);
   return at ^ (at >> 7 & mask) << 4;
 }
 
-inline MBarrier* mbarrier_at(unsigned at) {
+SIM_FUNCTION MBarrier* mbarrier_at(unsigned at) {
   auto found = mbarriers.find(at);
   if (found == mbarriers.end()) return fail("no mbarrier was initialised", at), nullptr;
   if (!is_before(shadow[at].written)) fail("an mbarrier that another thread initialised, with no barrier between", at);
   return &found->second;
 }
-inline void initialise_mbarrier(unsigned at, unsigned count) {
+SIM_FUNCTION void initialise_mbarrier(unsigned at, unsigned count) {
   if (at % 8) return fail("an mbarrier at an address that 8 does not divide", at);
   if (!count || mbarriers.size() >= MBARRIERS) return fail("an mbarrier that counts nothing, or too many of them", at);
   writing(at, 8);
@@ -69,13 +69,13 @@ inline void initialise_mbarrier(unsigned at, unsigned count) {
   one.count = one.pending = count;
   one.arrived = one.passed = Clock(2 * agents());
 }
-inline void complete_phase(MBarrier& one) {
+SIM_FUNCTION void complete_phase(MBarrier& one) {
   if (one.pending || one.bytes) return;
   join(one.passed, one.arrived);
   one.phase++;
   one.pending = one.count;
 }
-inline void arrive(unsigned at, unsigned bytes = 0) {
+SIM_FUNCTION void arrive(unsigned at, unsigned bytes = 0) {
   MBarrier* one = mbarrier_at(at);
   if (fault[0]) return;
   if (!one->pending) return fail("more arrivals at an mbarrier than it counts", at);
@@ -84,9 +84,9 @@ inline void arrive(unsigned at, unsigned bytes = 0) {
   one->pending--;
   complete_phase(*one);
 }
-inline bool has_passed(unsigned at, unsigned parity) { return (mbarriers[at].phase & 1) != parity; }
+SIM_FUNCTION bool has_passed(unsigned at, unsigned parity) { return (mbarriers[at].phase & 1) != parity; }
 // 1, or 0 as hardware may say after a while: callers ask again.
-inline uint32_t try_wait(unsigned at, unsigned parity) {
+SIM_FUNCTION uint32_t try_wait(unsigned at, unsigned parity) {
   MBarrier* one = mbarrier_at(at);
   if (fault[0]) leave(DONE);
   if (!has_passed(at, parity)) {
@@ -101,19 +101,19 @@ inline uint32_t try_wait(unsigned at, unsigned parity) {
   acquire(one->passed);
   return 1;
 }
-inline void fence_proxy() { fenced[current] = tick++; }
-inline void fence_initialisation() {
+SIM_FUNCTION void fence_proxy() { fenced[current] = tick++; }
+SIM_FUNCTION void fence_initialisation() {
   for (auto& one : mbarriers) one.second.is_fenced |= shadow[one.first].written.agent == current;
 }
 
 // A byte that the async proxy reads or writes in the order of the current thread: what the generic proxy wrote is fenced.
-inline void enter_async_proxy(unsigned i) {
+SIM_FUNCTION void enter_async_proxy(unsigned i) {
   const Write& one = shadow[i].written;
   if (one.tick <= first_tick || one.agent >= threads_of_block) return;
   bool is_fenced = one.agent == current ? fenced[current] >= one.tick : knows(agents() + one.agent) >= one.tick;
   if (!is_fenced) fail("the async proxy comes to what a thread wrote, with no fence.proxy.async between", i);
 }
-inline void begin_bulk(Bulk one) {
+SIM_FUNCTION void begin_bulk(Bulk one) {
   if (!is_inside(one.to, one.size)) return;
   MBarrier* mbarrier = mbarrier_at(one.mbarrier);
   if (fault[0]) return;
@@ -128,7 +128,7 @@ inline void begin_bulk(Bulk one) {
   bulks.push_back(one);
   counts[BULK_COPY]++;
 }
-inline void bulk_copy(unsigned to, const void* from, unsigned size, unsigned mbarrier) {
+SIM_FUNCTION void bulk_copy(unsigned to, const void* from, unsigned size, unsigned mbarrier) {
   if (to % 16 || size % 16 || (uintptr_t)from % 16) return fail("a bulk copy that is not of chunks of 16 bytes", to);
   begin_bulk({{}, {}, (const char*)from, to, size, mbarrier});
 }
@@ -141,7 +141,7 @@ template <unsigned RANK> inline void tensor_copy(unsigned to, const void* map, c
   begin_bulk(one);
 }
 // The bytes of a copy, in the order of shared memory before the swizzle; elements outside of the tensor are zeros.
-inline void bring(const Bulk& one) {
+SIM_FUNCTION void bring(const Bulk& one) {
   const CUtensorMap& map = one.map;
   if (!map.rank) {
     memcpy(&shared[one.to], one.from, one.size);
@@ -163,7 +163,7 @@ inline void bring(const Bulk& one) {
     else memset(to, 0, map.item_bytes);
   }
 }
-inline void finish_bulk(unsigned number) {
+SIM_FUNCTION void finish_bulk(unsigned number) {
   Bulk one = bulks[number];
   bulks.erase(bulks.begin() + number);
   MBarrier& mbarrier = mbarriers[one.mbarrier];
@@ -179,7 +179,7 @@ inline void finish_bulk(unsigned number) {
 }
 
 // bar.sync of so many threads of the block.
-inline void named_barrier(unsigned number, unsigned count) {
+SIM_FUNCTION void named_barrier(unsigned number, unsigned count) {
   if (number > 15 || count % WARP) return fail("a named barrier that there is not, or not of whole warps", number);
   NamedBarrier& one = named_barriers[number];
   if (one.waiting.empty()) one.count = count, one.clock = Clock(2 * agents());
@@ -200,7 +200,7 @@ inline void named_barrier(unsigned number, unsigned count) {
 struct Registers {
   unsigned count;
 };
-inline void set_registers(void** lanes) {
+SIM_FUNCTION void set_registers(void** lanes) {
   unsigned count = ((Registers*)lanes[0])->count, total = 0;
   registers[current / WARP] = count;
   for (unsigned one : registers) total += one * WARP;

@@ -27,9 +27,10 @@ template <class T> inline T min(T a, T b) { return a < b ? a : b; }
 #include "asynchronous.h"
 #include "warpgroup.h"
 
+#ifndef SIM_KERNELS
 namespace sim {
 // Lets bulk copies end: with the others idle, or at times that the order tells. CUDA C asks for it once a library.
-inline bool end_bulk(bool is_idle) {
+static bool end_bulk(bool is_idle) {
   if (bulks.empty() || (!is_idle && order != 1 && (order < 2 || random(4)))) return false;
   finish_bulk(order < 2 ? 0 : random(bulks.size()));
   return true;
@@ -44,3 +45,4 @@ static const bool has_async_proxy = [] {
   return true;
 }();
 }  // namespace sim
+#endif

@@ -4,6 +4,9 @@
 // sim_order says in which order what may run at once does: 0 forwards, 1 backwards, from 2 on at random, the number being the seed,
 // warps of a block interleaved at their collective instructions. A kernel that is right gives the same bits in all of them.
 // Races on shared memory are found whatever the order is (shared_memory.h).
+//
+// The simulator is compiled once, into an object of its own. Kernels, with SIM_KERNELS defined, are linked with it, and take no
+// more of its functions than what they inline: else it would be most of what g++ has to do for them.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -19,13 +22,22 @@
 #ifndef SIM_WARP
 #define SIM_WARP 32
 #endif
+#ifdef SIM_KERNELS
+#define SIM_FUNCTION extern inline __attribute__((gnu_inline))
+#define SIM_GLOBAL extern
+#else
+#define SIM_FUNCTION
+#define SIM_GLOBAL
+#endif
+#define SIM_EXPORT extern "C" __attribute__((visibility("default")))
 struct Index {
   unsigned x = 0, y = 0, z = 0;
 };
-static Index threadIdx, blockIdx, blockDim, gridDim;
+SIM_GLOBAL Index threadIdx, blockIdx, blockDim, gridDim;
 
 // What a C compiler keeps of a function when it calls another; the rest of a fiber is its stack.
 extern "C" void sim_switch(void** save, void* to);
+#ifndef SIM_KERNELS
 asm(R"(.text
 .globl sim_switch
 .hidden sim_switch
@@ -36,19 +48,20 @@ sim_switch:
  pop %r15; pop %r14; pop %r13; pop %r12; pop %rbx; pop %rbp
  ret
 )");
+#endif
 
 namespace sim {
-static const unsigned WARP = SIM_WARP, STACK = 128 << 10;
-static int order = 0;
-static char fault[256];   // the first one of a launch; empty if there is none
-static unsigned current;  // number of the running thread in its block
-static bool is_left_over = false;  // whether the shadow of shared memory may have marks of the block before
+static const unsigned WARP = SIM_WARP, STACK = 256 << 10;
+SIM_GLOBAL int order;
+SIM_GLOBAL char fault[256];   // the first one of a launch; empty if there is none
+SIM_GLOBAL unsigned current;  // number of the running thread in its block
+SIM_GLOBAL bool is_left_over;  // whether the shadow of shared memory may have marks of the block before
 
-inline void fail(const char* text, unsigned at) {
+SIM_FUNCTION void fail(const char* text, unsigned at) {
   is_left_over = true;
   if (!fault[0]) snprintf(fault, sizeof fault, "%s at shared byte %u, by thread %u of block %u", text, at, current, blockIdx.x);
 }
-inline void fail(const char* text) {
+SIM_FUNCTION void fail(const char* text) {
   is_left_over = true;
   if (!fault[0]) snprintf(fault, sizeof fault, "%s, thread %u of block %u", text, current, blockIdx.x);
 }
@@ -68,25 +81,25 @@ struct Fiber {
   void* operands = nullptr;
   unsigned mbarrier = 0, parity = 0;  // that it waits for
 };
-static std::vector<Fiber> fibers;
-static void* scheduler;
-static std::function<void()> body;
-static unsigned long long seed = 1;
-static void (*begin_block)() = nullptr;           // what else is done before a block
-static bool (*is_released)(const Fiber&) = nullptr;  // whether the mbarrier that a thread waits for has let it pass
-static bool (*progress)(bool is_idle) = nullptr;     // what runs beside threads may end; whether it did
+SIM_GLOBAL std::vector<Fiber> fibers;
+SIM_GLOBAL void* scheduler;
+SIM_GLOBAL std::function<void()> body;
+SIM_GLOBAL unsigned long long seed;
+SIM_GLOBAL void (*begin_block)();           // what else is done before a block
+SIM_GLOBAL bool (*is_released)(const Fiber&);  // whether the mbarrier that a thread waits for has let it pass
+SIM_GLOBAL bool (*progress)(bool is_idle);     // what runs beside threads may end; whether it did
 
-inline unsigned random(unsigned below) {  // xorshift64
+SIM_FUNCTION unsigned random(unsigned below) {  // xorshift64
   seed ^= seed << 13;
   seed ^= seed >> 7;
   seed ^= seed << 17;
   return (unsigned)(seed >> 33) % below;
 }
-inline void leave(State state) {
+SIM_FUNCTION void leave(State state) {
   fibers[current].state = state;
   sim_switch(&fibers[current].stack_pointer, scheduler);
 }
-inline void enter() {
+SIM_FUNCTION void enter() {
   body();
   leave(DONE);
 }
@@ -97,13 +110,13 @@ inline void together(Collective operation, Operands& operands) {
   fibers[current].operands = &operands;
   leave(AT_COLLECTIVE);
 }
-inline void resume(unsigned thread) {
+SIM_FUNCTION void resume(unsigned thread) {
   current = thread;
   threadIdx = {thread, 0, 0};
   fibers[thread].state = READY;
   sim_switch(&scheduler, fibers[thread].stack_pointer);
 }
-inline void begin_fibers(unsigned threads) {
+SIM_FUNCTION void begin_fibers(unsigned threads) {
   if (fibers.size() < threads) fibers.resize(threads);
   for (unsigned i = 0; i < threads; i++) {
     Fiber& fiber = fibers[i];
@@ -116,7 +129,7 @@ inline void begin_fibers(unsigned threads) {
   }
 }
 // Run the lanes [begin, end) of a warp as far as they get, then its collective instruction if they are at one. False: nothing ran.
-inline bool run_warp(unsigned begin, unsigned end) {
+SIM_FUNCTION bool run_warp(unsigned begin, unsigned end) {
   bool has_run = false;
   for (unsigned k = begin; k < end; k++) {
     unsigned i = order == 1 ? end - 1 - (k - begin) : k;
@@ -147,7 +160,7 @@ inline bool run_warp(unsigned begin, unsigned end) {
   return true;
 }
 // False: a fault. Threads that have ended while others wait for them at a barrier are one.
-inline bool run_block(unsigned threads) {
+SIM_FUNCTION bool run_block(unsigned threads) {
   begin_fibers(threads);
   std::vector<unsigned> turn;
   for (unsigned begin = 0; begin < threads; begin += WARP) turn.push_back(begin);
@@ -177,7 +190,7 @@ inline bool run_block(unsigned threads) {
 }
 // 0, or 719 (CUDA_ERROR_LAUNCH_FAILED) and a text in `fault`. `meets`: the threads of a block wait for each other somewhere.
 // `dynamic` bytes of shared memory are those that the launch asks for, `fixed` those of the arrays that the kernel declares.
-inline int launch(unsigned blocks, unsigned threads, unsigned dynamic, unsigned fixed, bool meets, std::function<void()> kernel) {
+SIM_FUNCTION int launch(unsigned blocks, unsigned threads, unsigned dynamic, unsigned fixed, bool meets, std::function<void()> kernel) {
   body = kernel;
   dynamic_bytes = (dynamic + 127) / 128 * 128;
   fault[0] = 0;
@@ -202,13 +215,15 @@ inline int launch(unsigned blocks, unsigned threads, unsigned dynamic, unsigned 
 }
 }  // namespace sim
 
-extern "C" __attribute__((used)) inline void sim_order(int order) { sim::order = order; }
-extern "C" __attribute__((used)) inline const char* sim_fault() { return sim::fault; }
+#ifndef SIM_KERNELS
+SIM_EXPORT void sim_order(int order) { sim::order = order; }
+SIM_EXPORT const char* sim_fault() { return sim::fault; }
 // How many instructions of each kind there were since the last call, and their shared-memory wavefronts a phase (1.0: no conflicts).
-extern "C" __attribute__((used)) inline void sim_statistics(double* counts, double* conflicts) {
+SIM_EXPORT void sim_statistics(double* counts, double* conflicts) {
   for (int kind = 0; kind < sim::KINDS; kind++) {
     counts[kind] = (double)sim::counts[kind];
     conflicts[kind] = sim::phases[kind] ? (double)sim::wavefronts[kind] / sim::phases[kind] : 0;
     sim::counts[kind] = sim::phases[kind] = sim::wavefronts[kind] = 0;
   }
 }
+#endif

@@ -36,17 +36,17 @@ struct Chunk {
 typedef std::vector<unsigned> Clock;  // by agent: the tick up to which its accesses are known; and behind those, its fenced writes
 enum Kind { LDMATRIX, ASYNC_COPY, SHARED_STORE, MMA, SHUFFLE, BULK_COPY, WGMMA, KINDS };
 static const unsigned MBARRIERS = 64;  // of a block
-static unsigned dynamic_bytes;         // where the arrays of fixed size begin
-static std::vector<char> shared;
-static std::vector<Byte> shadow;
-static std::vector<Chunk> chunks;
-static std::vector<std::vector<Reads>> readers;
-static unsigned tick = 1, first_tick, barrier_tick;  // when the block began, and of its last barrier
-static unsigned threads_of_block;
-static std::vector<Clock> known;          // of each warp
-static std::vector<Clock> known_alone;    // of each thread: what it knows beyond its warp; empty if nothing
-static std::vector<unsigned> fenced;      // of each thread: the tick of its last fence.proxy.async
-static long counts[KINDS], phases[KINDS], wavefronts[KINDS];
+SIM_GLOBAL unsigned dynamic_bytes;         // where the arrays of fixed size begin
+SIM_GLOBAL std::vector<char> shared;
+SIM_GLOBAL std::vector<Byte> shadow;
+SIM_GLOBAL std::vector<Chunk> chunks;
+SIM_GLOBAL std::vector<std::vector<Reads>> readers;
+SIM_GLOBAL unsigned tick, first_tick, barrier_tick;  // when the block began, and of its last barrier
+SIM_GLOBAL unsigned threads_of_block;
+SIM_GLOBAL std::vector<Clock> known;          // of each warp
+SIM_GLOBAL std::vector<Clock> known_alone;    // of each thread: what it knows beyond its warp; empty if nothing
+SIM_GLOBAL std::vector<unsigned> fenced;      // of each thread: the tick of its last fence.proxy.async
+SIM_GLOBAL long counts[KINDS], phases[KINDS], wavefronts[KINDS];
 struct Copy {
   unsigned to;
   const char* from;
@@ -56,12 +56,12 @@ struct Copies {
   std::vector<Copy> open;
   std::deque<std::vector<Copy>> groups;
 };
-static std::vector<Copies> copies;  // of each thread
-static std::map<std::pair<unsigned, long>, std::vector<unsigned>> phase_of;
-static std::vector<long> accesses[KINDS];  // of each thread, so far
+SIM_GLOBAL std::vector<Copies> copies;  // of each thread
+SIM_GLOBAL std::map<std::pair<unsigned, long>, std::vector<unsigned>> phase_of;
+SIM_GLOBAL std::vector<long> accesses[KINDS];  // of each thread, so far
 
-inline unsigned agents() { return threads_of_block + MBARRIERS; }
-inline void begin_shared(unsigned size, unsigned threads) {
+SIM_FUNCTION unsigned agents() { return threads_of_block + MBARRIERS; }
+SIM_FUNCTION void begin_shared(unsigned size, unsigned threads) {
   threads_of_block = threads;
   first_tick = barrier_tick = tick++;
   shared.assign(size, (char)0xFF);
@@ -79,12 +79,12 @@ inline void begin_shared(unsigned size, unsigned threads) {
   phase_of.clear();
   for (auto& of_threads : accesses) of_threads.assign(threads, 0);
 }
-inline void join(Clock& clock, const Clock& other) {
+SIM_FUNCTION void join(Clock& clock, const Clock& other) {
   for (unsigned i = 0; i < other.size(); i++)
     if (other[i] > clock[i]) clock[i] = other[i];
 }
 // A barrier of the block: all know what each knows and did. What copies bring is known to who waited for it, and so to all.
-inline void pass_barrier() {
+SIM_FUNCTION void pass_barrier() {
   Clock total(2 * agents());
   for (const Clock& one : known) join(total, one);
   for (unsigned i = 0; i < threads_of_block; i++) {
@@ -97,25 +97,25 @@ inline void pass_barrier() {
   barrier_tick = tick++;
 }
 // What the current thread knows of an entry of clocks.
-inline unsigned knows(unsigned entry) {
+SIM_FUNCTION unsigned knows(unsigned entry) {
   unsigned of_warp = known[current / WARP][entry];
   const Clock& alone = known_alone[current];
   return alone.empty() ? of_warp : std::max(of_warp, alone[entry]);
 }
 // Give what the current thread knows and did to a clock.
-inline void release(Clock& clock) {
+SIM_FUNCTION void release(Clock& clock) {
   join(clock, known[current / WARP]);
   join(clock, known_alone[current]);
   clock[current] = tick++;
   clock[agents() + current] = fenced[current];
 }
-inline void acquire(const Clock& clock) {
+SIM_FUNCTION void acquire(const Clock& clock) {
   Clock& alone = known_alone[current];
   if (alone.empty()) alone.assign(2 * agents(), 0);
   join(alone, clock);
 }
 // All lanes of the current warp know what each of them knows and did.
-inline void meet_warp() {
+SIM_FUNCTION void meet_warp() {
   unsigned warp = current / WARP, end = std::min((warp + 1) * WARP, threads_of_block);
   for (unsigned i = warp * WARP; i < end; i++) {
     join(known[warp], known_alone[i]);
@@ -126,11 +126,11 @@ inline void meet_warp() {
   tick++;
 }
 // Whether an access is over, and seen, before what the current thread does now.
-inline bool is_before(const Write& one) {
+SIM_FUNCTION bool is_before(const Write& one) {
   bool is_passed = one.tick <= (one.agent < threads_of_block ? barrier_tick : first_tick);
   return is_passed || one.agent == current || knows(one.agent) >= one.tick;
 }
-inline bool is_before(const Reads& one) {
+SIM_FUNCTION bool is_before(const Reads& one) {
   if (one.tick <= barrier_tick) return true;
   for (Lanes left = one.lanes; left; left &= left - 1) {
     unsigned thread = one.warp * WARP + __builtin_ctzll(left);
@@ -138,7 +138,7 @@ inline bool is_before(const Reads& one) {
   }
   return true;
 }
-inline bool all_before(const Reads& first) {
+SIM_FUNCTION bool all_before(const Reads& first) {
   if (first.tick <= first_tick) return true;
   if (!is_before(first)) return false;
   if (first.others)
@@ -146,7 +146,7 @@ inline bool all_before(const Reads& first) {
       if (!is_before(one)) return false;
   return true;
 }
-inline void note(Reads& first, Lanes lanes) {
+SIM_FUNCTION void note(Reads& first, Lanes lanes) {
   unsigned short warp = current / WARP;
   if (first.tick <= first_tick) first.others = 0;
   auto add = [&](Reads& one) {
@@ -170,11 +170,11 @@ inline void note(Reads& first, Lanes lanes) {
   one.warp = warp;
   readers[first.others].push_back(one);
 }
-inline bool is_inside(unsigned at, unsigned size) {
+SIM_FUNCTION bool is_inside(unsigned at, unsigned size) {
   if (at <= shared.size() && size <= shared.size() - at) return true;
   return fail("an access outside of shared memory", at), false;
 }
-inline void reading(unsigned at, unsigned size) {
+SIM_FUNCTION void reading(unsigned at, unsigned size) {
   if (!is_inside(at, size)) return;
   for (unsigned i = at; i < at + size; i++) {
     Byte& byte = shadow[i];
@@ -186,7 +186,7 @@ inline void reading(unsigned at, unsigned size) {
   }
 }
 // What a write of the current thread, or of a copy that it begins, must not meet.
-inline void overwriting(unsigned i) {
+SIM_FUNCTION void overwriting(unsigned i) {
   const Byte& byte = shadow[i];
   if (byte.pending) fail("overwrites what a copy under way writes", i);
   if (chunks[i / 16].flying) fail("overwrites what the matrix unit still reads", i);
@@ -194,7 +194,7 @@ inline void overwriting(unsigned i) {
   if (!all_before(byte.read) || !all_before(chunks[i / 16].read)) fail("overwrites what another thread read, with no barrier between", i);
   if (!is_before(byte.written)) fail("overwrites what another thread wrote, with no barrier between", i);
 }
-inline void writing(unsigned at, unsigned size, bool pending = false) {
+SIM_FUNCTION void writing(unsigned at, unsigned size, bool pending = false) {
   if (!is_inside(at, size)) return;
   for (unsigned i = at; i < at + size; i++) {
     overwriting(i);
@@ -203,7 +203,7 @@ inline void writing(unsigned at, unsigned size, bool pending = false) {
   }
 }
 // Wavefronts of what `lanes` lanes do at once: how many different words the busiest of the 32 banks gives.
-inline void count_phase(Kind kind, const std::vector<unsigned>& words) {
+SIM_FUNCTION void count_phase(Kind kind, const std::vector<unsigned>& words) {
   unsigned load[32] = {0}, most = 1;
   std::vector<unsigned> different(words);
   std::sort(different.begin(), different.end());
@@ -213,7 +213,7 @@ inline void count_phase(Kind kind, const std::vector<unsigned>& words) {
   wavefronts[kind] += most;
 }
 // An access of a thread: 8 lanes of 16 bytes, 16 of 8, or 32 of 4 are a phase.
-inline void count_access(Kind kind, unsigned at, unsigned size) {
+SIM_FUNCTION void count_access(Kind kind, unsigned at, unsigned size) {
   counts[kind]++;
   unsigned lanes = 128 / std::max(size, 4u);
   auto phase = std::make_pair(kind * 65536 + current / lanes, accesses[kind][current]++);

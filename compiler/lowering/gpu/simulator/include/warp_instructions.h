@@ -4,37 +4,37 @@
 #pragma once
 
 namespace sim {
-inline float of_bf16(uint16_t bits) {
+SIM_FUNCTION float of_bf16(uint16_t bits) {
   uint32_t word = (uint32_t)bits << 16;
   float value;
   memcpy(&value, &word, 4);
   return value;
 }
-inline uint16_t to_bf16(float value) {
+SIM_FUNCTION uint16_t to_bf16(float value) {
   uint32_t word;
   memcpy(&word, &value, 4);
   return value != value ? 0x7FFF : (word + 0x7FFF + (word >> 16 & 1)) >> 16;
 }
-inline float of_f16(uint16_t bits) {
+SIM_FUNCTION float of_f16(uint16_t bits) {
   _Float16 half;
   memcpy(&half, &bits, 2);
   return (float)half;
 }
-inline uint16_t to_f16(float value) {
+SIM_FUNCTION uint16_t to_f16(float value) {
   _Float16 half = (_Float16)value;
   uint16_t bits;
   memcpy(&bits, &half, 2);
   return bits;
 }
 // A meeting of the warp orders what its lanes did before and after it.
-inline void meet(void**) { meet_warp(); }
+SIM_FUNCTION void meet(void**) { meet_warp(); }
 
 struct Shuffle {
   uint32_t* result;
   uint32_t value;
   int from;
 };
-inline void shuffle(void** lanes) {
+SIM_FUNCTION void shuffle(void** lanes) {
   uint32_t values[WARP];
   for (unsigned i = 0; i < WARP; i++) values[i] = ((Shuffle*)lanes[i])->value;
   for (unsigned i = 0; i < WARP; i++) {
@@ -113,8 +113,36 @@ template <float (*NUMBER)(uint16_t)> void mma_m16n8k16(void** lanes) {
   counts[MMA]++;
 }
 
+// mma.sync.m16n8k32 of bytes, those of A signed or not (PTX ISA, "Matrix fragments for mma.m16n8k32"): a_i is in row g (+ 8 for i in
+// 4..7 and 12..15) and column 4t + i % 4 (+ 16 for i >= 8); b_i in row 4t + i % 4 (+ 16 for i >= 4) and column g; c_i as above.
+struct ByteMma {
+  uint32_t* d[4];
+  uint32_t a[4], b[2];
+  uint32_t c[4];
+};
+template <bool UNSIGNED> void mma_m16n8k32(void** lanes) {
+  int a[16][32], b[32][8];
+  for (int l = 0; l < 32; l++) {
+    ByteMma& one = *(ByteMma*)lanes[l];
+    for (int i = 0; i < 16; i++) {
+      uint8_t bits = one.a[i / 4] >> i % 4 * 8;
+      a[l / 4 + (i & 4 ? 8 : 0)][l % 4 * 4 + i % 4 + (i >= 8 ? 16 : 0)] = UNSIGNED ? (int)bits : (int)(int8_t)bits;
+    }
+    for (int i = 0; i < 8; i++) b[l % 4 * 4 + i % 4 + (i >= 4 ? 16 : 0)][l / 4] = (int8_t)(one.b[i / 4] >> i % 4 * 8);
+  }
+  for (int l = 0; l < 32; l++) {
+    ByteMma& one = *(ByteMma*)lanes[l];
+    for (int i = 0; i < 4; i++) {
+      uint32_t sum = one.c[i];  // which wraps around
+      for (int k = 0; k < 32; k++) sum += (uint32_t)(a[l / 4 + (i >= 2 ? 8 : 0)][k] * b[k][l % 4 * 2 + i % 2]);
+      *one.d[i] = sum;
+    }
+  }
+  counts[MMA]++;
+}
+
 // cp.async: the destination is poisoned at once and written when its thread waits for the group, by what memory holds then.
-inline void async_copy(unsigned to, const void* from, unsigned size, unsigned valid) {
+SIM_FUNCTION void async_copy(unsigned to, const void* from, unsigned size, unsigned valid) {
   if (to % size || (uintptr_t)from % size) return fail("cp.async at an address that its size does not divide", to);
   if (valid > size) return fail("cp.async of more bytes than its size", to);
   writing(to, size, true);
@@ -123,11 +151,11 @@ inline void async_copy(unsigned to, const void* from, unsigned size, unsigned va
   copies[current].open.push_back({to, (const char*)from, size, valid});
   count_access(ASYNC_COPY, to, size);
 }
-inline void commit_copies() {
+SIM_FUNCTION void commit_copies() {
   copies[current].groups.push_back(copies[current].open);
   copies[current].open.clear();
 }
-inline void finish_copies(unsigned left) {
+SIM_FUNCTION void finish_copies(unsigned left) {
   auto& groups = copies[current].groups;
   for (; groups.size() > left; groups.pop_front())
     for (const Copy& one : groups.front()) {

@@ -10,14 +10,14 @@ struct Operand {
   unsigned address, leading, stride, swizzle;  // bytes
   bool is_k_major;
 };
-inline Operand described(uint64_t bits, bool is_k_major) {
+SIM_FUNCTION Operand described(uint64_t bits, bool is_k_major) {
   static const unsigned ROWS[4] = {0, 128, 64, 32};
   return {(unsigned)(bits & 0x3FFF) * 16, (unsigned)(bits >> 16 & 0x3FFF) * 16, (unsigned)(bits >> 32 & 0x3FFF) * 16, ROWS[bits >> 62], is_k_major};
 }
 // Shared address of 16-bit element (line, k). Units are of 8 elements; along k: rows of the swizzle's bytes (16 without one), `stride`
 // between groups of 8 lines, without a swizzle `leading` between halves of k. Along lines: rows of as many lines, one for each k;
 // `leading` between rows' lines and the next, `stride` between groups of 8 k (without a swizzle the other way around).
-inline unsigned address_of(const Operand& one, unsigned line, unsigned k) {
+SIM_FUNCTION unsigned address_of(const Operand& one, unsigned line, unsigned k) {
   unsigned at = one.address;
   if (one.is_k_major) {
     unsigned row = one.swizzle ? one.swizzle : 16;
@@ -57,12 +57,12 @@ struct Queue {
   std::vector<std::pair<uint64_t, uint64_t>> issued;  // what its descriptors were, so far
   bool is_fenced = false;
 };
-static std::vector<Queue> queues;  // of each warp
+SIM_GLOBAL std::vector<Queue> queues;  // of each warp
 
-inline void begin_warpgroups() {
+SIM_FUNCTION void begin_warpgroups() {
   queues.assign((threads_of_block + WARP - 1) / WARP, Queue());
 }
-inline void read_chunk(unsigned at, std::vector<unsigned>& read) {
+SIM_FUNCTION void read_chunk(unsigned at, std::vector<unsigned>& read) {
   if (!is_inside(at / 16 * 16, 16)) return;
   for (unsigned i = at / 16 * 16; i < at / 16 * 16 + 16; i++) {
     const Byte& byte = shadow[i];
@@ -75,7 +75,7 @@ inline void read_chunk(unsigned at, std::vector<unsigned>& read) {
   read.push_back(at / 16);
 }
 // `lines` of 16 of k, as numbers; their chunks are in flight from now on.
-inline void read_operand(const Operand& one, unsigned first, unsigned lines, float (*number)(uint16_t), std::vector<float>& to, std::vector<unsigned>& read) {
+SIM_FUNCTION void read_operand(const Operand& one, unsigned first, unsigned lines, float (*number)(uint16_t), std::vector<float>& to, std::vector<unsigned>& read) {
   if (one.swizzle && one.address % (8 * one.swizzle) >= one.swizzle) return fail("a descriptor that does not begin in the first row of its swizzle", one.address);
   to.resize(lines * 16);
   for (unsigned line = 0; line < lines; line++)
@@ -89,7 +89,7 @@ inline void read_operand(const Operand& one, unsigned first, unsigned lines, flo
     }
 }
 // A in registers: as of mma.m16n8k16.
-inline void read_registers(void** lanes, float (*number)(uint16_t), std::vector<float>& to) {
+SIM_FUNCTION void read_registers(void** lanes, float (*number)(uint16_t), std::vector<float>& to) {
   to.resize(16 * 16);
   for (unsigned l = 0; l < WARP; l++)
     for (unsigned i = 0; i < 8; i++) {
@@ -97,7 +97,7 @@ inline void read_registers(void** lanes, float (*number)(uint16_t), std::vector<
       to[row * 16 + k] = number((uint16_t)(((Wgmma*)lanes[l])->registers[i / 2] >> i % 2 * 16));
     }
 }
-inline Flight& flight_of(Queue& queue, void** lanes) {
+SIM_FUNCTION Flight& flight_of(Queue& queue, void** lanes) {
   const Wgmma& one = *(Wgmma*)lanes[0];
   Flight& flight = queue.flights[one.sums[0]];
   if (!flight.sums.empty()) return flight;
@@ -112,7 +112,7 @@ inline Flight& flight_of(Queue& queue, void** lanes) {
   return flight;
 }
 // Sum i of lane l is of row l / 4 + 8 (i / 2 % 2) and column 8 (i / 4) + 2 (l % 4) + i % 2.
-inline void issue_wgmma(void** lanes) {
+SIM_FUNCTION void issue_wgmma(void** lanes) {
   unsigned warp = current / WARP;
   const Wgmma& one = *(Wgmma*)lanes[0];
   Queue& queue = queues[warp];
@@ -145,8 +145,8 @@ inline void issue_wgmma(void** lanes) {
   queue.open.push_back(issued);
   counts[WGMMA]++;
 }
-inline void fence_wgmma(void**) { queues[current / WARP].is_fenced = true; }
-inline void commit_wgmma(void**) {
+SIM_FUNCTION void fence_wgmma(void**) { queues[current / WARP].is_fenced = true; }
+SIM_FUNCTION void commit_wgmma(void**) {
   Queue& queue = queues[current / WARP];
   queue.groups.push_back(queue.open);
   queue.open.clear();
@@ -154,7 +154,7 @@ inline void commit_wgmma(void**) {
 struct WgmmaWait {
   unsigned left;
 };
-inline void wait_wgmma(void** lanes) {
+SIM_FUNCTION void wait_wgmma(void** lanes) {
   Queue& queue = queues[current / WARP];
   for (; queue.groups.size() > ((WgmmaWait*)lanes[0])->left; queue.groups.pop_front())
     for (const Issued& one : queue.groups.front()) {

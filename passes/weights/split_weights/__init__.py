@@ -9,14 +9,15 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from ...compiler.ir.assignments.kernel_choice import AS_IT_IS, Ask, KernelChoice
-from ...compiler.ir.constants import add_constant, constant_array, constant_tensor
-from ...compiler.ir.facts import infer_node
-from ...compiler.ir.matching import input_at, is_constant, rank_of, static_shape
-from ...compiler.ir.names import fresh_name
-from ...compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, operation, remove_nodes, replace_node
-from ...compiler.pipeline import Context, Pass
-from ...runtime.hardware.memory_limit import LEAST_STREAMED_BYTES
+from ....compiler.ir.assignments.kernel_choice import AS_IT_IS, Ask, KernelChoice
+from ....compiler.ir.constants import add_constant, constant_array, constant_tensor
+from ....compiler.ir.facts import infer_node
+from ....compiler.ir.matching import input_at, is_constant, rank_of, static_shape
+from ....compiler.ir.names import fresh_name
+from ....compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, operation, remove_nodes, replace_node
+from ....compiler.pipeline import Context, Pass
+from ....runtime.hardware.memory_limit import LEAST_STREAMED_BYTES
+from .directions import directions_of, join_directions, take_back, weight_bytes
 
 _LARGE = 4  # a weight of more than the limit over this is cut
 _PIECES = 8  # into pieces of at most the limit over this
@@ -33,7 +34,8 @@ class SplitWeights(Pass):
     After:   a = MatMul(x, w_left);  b = MatMul(x, w_right);  y = Concat<axis=-1>(a, b)
 
     Legal for MatMul, for Gemm and for a Gather of rows, by constants of two dimensions that nothing else reads. Each column is
-    computed as before. Without a limit, or with one that is told in bytes and not reached, nothing changes.
+    computed as before. A recurrence of two directions becomes two of one. Without a limit, or with one that is told in bytes and
+    not reached, nothing changes.
     """
 
     name: ClassVar[str] = "split-weights"
@@ -48,7 +50,7 @@ class SplitWeights(Pass):
         if total <= limit:
             return False
         found = [site for node in model.graph if (site := _site(node, scale)) is not None and site.size_bytes > limit // _LARGE]
-        cut = False
+        cut = self._cut_directions(model, limit, context)
         for site in found:
             pieces = _pieces(site.columns, site.size_bytes, limit // _PIECES)
             if len(pieces) == 1:
@@ -59,6 +61,21 @@ class SplitWeights(Pass):
             else:
                 reason = f"another kernel would multiply by pieces of {site.weight.name}, and round otherwise"
                 context.reject(self.name, Rejection(reason, (site.node,)))
+        return cut
+
+    def _cut_directions(self, model: ir.Model, limit: int, context: Context) -> bool:
+        """Cut large recurrences of two directions; whether there was one."""
+        cut = False
+        for node in [one for one in model.graph if weight_bytes(one) > limit // _LARGE]:
+            name, parts = str(node.name), directions_of(model, node)
+            if _are_alike(node, parts, context.kernels_of(model)):
+                join_directions(model, node, parts)
+                cut = True
+                context.remark(self.name, f"{name} is cut into its directions")
+            else:
+                take_back(model, parts)
+                reason = "another kernel would compute its directions, and round otherwise"
+                context.reject(self.name, Rejection(reason, (node,)))
         return cut
 
 

@@ -1,0 +1,132 @@
+"""Activations that are computed again before a late reader, instead of lying in memory until then.
+
+A launch that runs twice gives the same bits: what it reads is written once in a call. So a value may leave memory without a copy,
+where its launch reads nothing that would have to stay for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ....runtime.plan import ARENA_ROLES, Buffer, Copy, Host, Launch, Plan, Region, Role, Step, step_reads, step_writes
+
+_MOST = 64  # launches that are repeated
+_DRAWN = ("random", "multinomial")  # templates whose results are others each time
+Needs = Callable[[Plan], Sequence[int]]  # the bytes that each step of a placed plan needs at once
+Place = Callable[[Plan], Plan]
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """The launch at step `made` runs once more before step `before`, for all readers of its result from there on."""
+
+    buffer: Buffer
+    made: int
+    before: int
+    seconds: float
+
+
+def recomputed(plan: Plan, limit: int, needs: Needs, place: Place, seconds: Mapping[str, float]) -> tuple[Plan, int] | None:
+    """The Plan, placed, with launches repeated such that no step needs more than the limit, and how many are; None where none of
+    them helps. `seconds`: of launches, by their labels."""
+    found, excess = plan, _excess(needs(plan), limit)
+    for count in range(_MOST + 1):
+        if not excess:
+            return (found, count) if count else None
+        for again in _choices(found, needs(found), limit, seconds):
+            trial = place(_with(found, again))
+            if (less := _excess(needs(trial), limit)) < excess:
+                found, excess = trial, less
+                break
+        else:
+            return None
+    return None
+
+
+def _excess(needed: Sequence[int], limit: int) -> int:
+    """Bytes above the limit, of all steps together."""
+    return sum(max(size_bytes - limit, 0) for size_bytes in needed)
+
+
+def _choices(plan: Plan, needed: Sequence[int], limit: int, seconds: Mapping[str, float]) -> Iterator[_Again]:
+    """What might be computed again instead of living through the step that needs most, first what takes the least time a byte."""
+    worst = max(range(len(needed)), key=lambda step: needed[step])
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    uses = _uses(plan.steps)
+    found = []
+    for name, steps in uses.items():
+        buffer, before = buffers[name], [step for step in steps if step < worst]
+        after = [step for step in steps if step > worst]
+        if buffer.role is not Role.ACTIVATION or buffer.space not in _arenas(plan) or worst in steps or not before or not after:
+            continue
+        made = _maker(plan, name)
+        if made is not None and all(_is_there(buffers[region.buffer], uses, after[0]) for region in step_reads(plan.steps[made])):
+            step = plan.steps[made]
+            assert isinstance(step, Launch)
+            found.append(_Again(buffer, made, after[0], seconds.get(step.label, 0.0)))
+    yield from sorted(found, key=lambda one: one.seconds / one.buffer.size_bytes)
+
+
+def _arenas(plan: Plan) -> set[str]:
+    return {buffer.space for buffer in plan.buffers if buffer.role in ARENA_ROLES}
+
+
+def _uses(steps: Sequence[Step]) -> dict[str, list[int]]:
+    """The steps that use each buffer, in order."""
+    found: dict[str, list[int]] = {}
+    for index, step in enumerate(steps):
+        for name in dict.fromkeys(region.buffer for region in step_reads(step) + step_writes(step)):
+            found.setdefault(name, []).append(index)
+    return found
+
+
+def _maker(plan: Plan, name: str) -> int | None:
+    """The launch that alone writes a buffer, the whole of it and nothing else; None where there is none, or it draws numbers."""
+    makers = [index for index, step in enumerate(plan.steps) if any(region.buffer == name for region in step_writes(step))]
+    step = plan.steps[makers[0]] if makers else None
+    if len(makers) != 1 or not isinstance(step, Launch) or len(step.writes) != 1:
+        return None
+    buffer = next(buffer for buffer in plan.buffers if buffer.name == name)
+    kernel = next(kernel for kernel in plan.kernels if kernel.symbol == step.kernel)
+    is_whole = step.writes[0] == Region(name, 0, buffer.size_bytes)
+    return makers[0] if is_whole and kernel.template not in _DRAWN else None
+
+
+def _is_there(buffer: Buffer, uses: Mapping[str, Sequence[int]], step: int) -> bool:
+    """Whether a buffer holds at a step what it held before, and lies in memory then in any case."""
+    if buffer.role in (Role.CONSTANT, Role.INPUT):
+        return True
+    return buffer.role is Role.ACTIVATION and uses[buffer.name][-1] >= step
+
+
+def _with(plan: Plan, again: _Again) -> Plan:
+    """The Plan, not placed, with a launch repeated."""
+    launch, suffix = plan.steps[again.made], f" again {again.before}"
+    assert isinstance(launch, Launch)
+    names = {region.buffer: f"{region.buffer}{suffix}" for region in (*launch.writes, *launch.scratch)}
+    repeated = replace(
+        launch,
+        writes=tuple(replace(region, buffer=names[region.buffer]) for region in launch.writes),
+        scratch=tuple(replace(region, buffer=names[region.buffer]) for region in launch.scratch),
+    )
+    name = again.buffer.name
+    later = [_reading(step, name, names[name]) for step in plan.steps[again.before :]]
+    buffers = [replace(buffer, name=names[buffer.name], offset=None) for buffer in plan.buffers if buffer.name in names]
+    steps = (*plan.steps[: again.before], repeated, *later)
+    return replace(plan, steps=steps, buffers=(*plan.buffers, *buffers))
+
+
+def _reading(step: Step, old: str, new: str) -> Step:
+    """A step that reads another buffer in the place of one."""
+
+    def renamed(regions: tuple[Region, ...]) -> tuple[Region, ...]:
+        return tuple(replace(region, buffer=new) if region.buffer == old else region for region in regions)
+
+    match step:
+        case Launch() | Host():
+            return replace(step, reads=renamed(step.reads))
+        case Copy():
+            return replace(step, source=renamed((step.source,))[0])
+        case _:
+            return step
