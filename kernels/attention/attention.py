@@ -72,16 +72,8 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     if target.is_gpu:
         return Refusal("is for CPUs")
     kernel = _Kernel(form, new_builder(target, group.configuration), target)
-    estimate = attention_estimate(
-        form,
-        target,
-        kernel.tile_cycles,
-        k_pack=kernel.format.k_pack,
-        unit=kernel.format.unit,
-        is_packed=not kernel.is_few,
-        is_rough=kernel.is_rough,
-        seen=kernel.seen,
-    )
+    how = {"is_packed": not kernel.is_few, "is_rough": kernel.is_rough}
+    estimate = attention_estimate(form, target, kernel.format, kernel.tile_cycles, kernel.seen, **how)
     return Candidate(estimate, lambda: _Kernel(form, new_builder(target, group.configuration), target).build())
 
 

@@ -10,6 +10,7 @@ from ..cost.estimate import Estimate, with_bytes
 from ..cost.operations import operations_of
 from ..cost.pointwise import pointwise_body
 from ..cost.product import attention_cycles, tiled_attention_cycles
+from ..formats.format import Format
 from ..template.kernel import machine_of
 from .pattern import Attention
 
@@ -18,13 +19,12 @@ from .pattern import Attention
 def attention_estimate(
     form: Attention,
     target: Target,
+    number_format: Format,
     tile_cycles: float,
+    seen: float,
     *,
-    k_pack: int,
-    unit: str,
     is_packed: bool,
     is_rough: bool,
-    seen: float,
 ) -> Estimate:
     """Of all heads; by AMX in `tile_cycles` each, if these are not 0. The others are those of `attention_cycles`."""
     machine, size = machine_of(target, form.dtype), (form.queries, form.keys, form.depth, form.width)
@@ -37,6 +37,14 @@ def attention_estimate(
     else:
         body = pointwise_body(group, [op for op in among if op is not form.softmax], machine)
         cycles = attention_cycles(
-            heads, size, machine, body, k_pack=k_pack, unit=unit, is_packed=is_packed, is_rough=is_rough, seen=seen
+            heads,
+            size,
+            machine,
+            body,
+            k_pack=number_format.k_pack,
+            unit=number_format.unit,
+            is_packed=is_packed,
+            is_rough=is_rough,
+            seen=seen,
         )
     return with_bytes(Estimate(cycles, 2 * scores * (form.depth + form.width)), group)
