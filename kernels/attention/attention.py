@@ -19,14 +19,11 @@ from math import ceil, prod
 import numpy as np
 from tvm import tirx
 
-from ...runtime.symbolic.sizes import Size, estimate, estimating, hint_of, maximum_of
+from ...runtime.symbolic.sizes import Size, estimate, hint_of, maximum_of
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder, share
 from ..cost.amx import tile_product_cycles, vector_product_cycles
-from ..cost.estimate import Estimate, with_bytes
 from ..cost.operations import operations_of
-from ..cost.pointwise import pointwise_body
-from ..cost.product import attention_cycles, tiled_attention_cycles
 from ..formats.format import Format, Storage, format_for, plain
 from ..groups.group import Group
 from ..microkernels.amx_packing import LINES, TERM_ELEMENTS
@@ -48,7 +45,8 @@ from ..microkernels.register_tile import Tile
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import finish, machine_of, new_builder, pointwise_cost
 from ..template.loops import bound_unravel
-from .mask import hides_later_keys, may_hide_keys, sees_first_key, visible_keys
+from .estimate import attention_estimate
+from .mask import may_hide_keys, sees_first_key, share_seen, visible_keys
 from .online_softmax import Rows, finish_rows, odd_lines, round_rows, running_softmax, softmax, start_rows, weigh_rows
 from .operands import Elements
 from .pattern import Attention, attention_of
@@ -73,34 +71,10 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         return form
     if target.is_gpu:
         return Refusal("is for CPUs")
-    estimate = _estimate(_Kernel(form, new_builder(target, group.configuration), target))
+    kernel = _Kernel(form, new_builder(target, group.configuration), target)
+    how = {"is_packed": not kernel.is_few, "is_rough": kernel.is_rough}
+    estimate = attention_estimate(form, target, kernel.format, kernel.tile_cycles, kernel.seen, **how)
     return Candidate(estimate, lambda: _Kernel(form, new_builder(target, group.configuration), target).build())
-
-
-@estimating
-def _estimate(kernel: _Kernel) -> Estimate:
-    """The estimate of both products, and of the pointwise operators on scores between."""
-    form, machine, number_format = kernel.form, machine_of(kernel.target, kernel.form.dtype), kernel.format
-    heads, size = prod(form.batch), (form.queries, form.keys, form.depth, form.width)
-    scores = heads * form.queries * form.keys
-    among = [op for op in form.group.ops if form.group.types[op.outputs[0]].elements == scores and op is not form.scores]
-    if kernel.tile_cycles:
-        operations = float(sum(operations_of(op.op_type) for op in among))
-        cycles = tiled_attention_cycles(heads, size, machine, operations, kernel.tile_cycles)
-    else:
-        body = pointwise_body(form.group, [op for op in among if op is not form.softmax], machine)
-        cycles = attention_cycles(
-            heads,
-            size,
-            machine,
-            body,
-            k_pack=number_format.k_pack,
-            unit=number_format.unit,
-            is_packed=not kernel.is_few,
-            is_rough=kernel.is_rough,
-            seen=kernel.seen,
-        )
-    return with_bytes(Estimate(cycles, 2 * scores * (form.depth + form.width)), form.group)
 
 
 @dataclass(frozen=True)
@@ -205,12 +179,8 @@ class _Kernel:
 
     @property
     def seen(self) -> float:
-        """The part of the scores that is computed, as far as that is known: up to the last key that a block of queries sees."""
-        queries, keys, rows, step = self.form.queries, self.form.keys, self.block_rows, self.visible_step
-        if not self.hides_keys or not hides_later_keys(self.form):
-            return 1.0
-        ends = [min(ceil(min(first + rows, queries) / step) * step, keys) for first in range(0, queries, rows)]
-        return sum(ends) / len(ends) / keys
+        """The part of the scores that is computed, as far as that is known."""
+        return share_seen(self.form, self.block_rows, self.visible_step) if self.hides_keys else 1.0
 
     @property
     def visible_step(self) -> int:

@@ -40,7 +40,16 @@ def may_hide_keys(form: Attention) -> bool:
     return bool(shared)
 
 
-def hides_later_keys(form: Attention) -> bool:
+def share_seen(form: Attention, rows: int, step: int) -> float:
+    """The part of the scores up to the last key, in steps of so many, that blocks of so many queries see; 1 if nothing tells."""
+    if not _hides_later_keys(form):
+        return 1.0
+    firsts = range(0, form.queries, rows)
+    ends = [min(ceil(min(first + rows, form.queries) / step) * step, form.keys) for first in firsts]
+    return sum(ends) / len(ends) / form.keys
+
+
+def _hides_later_keys(form: Attention) -> bool:
     """Whether a mask is a constant of each query and key: hardly anything but a text's later part is hidden by one."""
     group, reached = form.group, values_after(form.group, form.scores.outputs[0])
     beside = [

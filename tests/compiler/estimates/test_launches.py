@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx
 import onnx_ir as ir
 import pytest
 from prefuse.compiler.driver import lower_groups
-from prefuse.compiler.estimates.launches import predicted_us, reuse_distances
+from prefuse.compiler.estimates.launches import Distances, faulting_us, predicted_us, reuse_distances, walking_us
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.lowering.planning import LoweredGroup
@@ -62,7 +64,7 @@ def test_constants_were_read_by_the_launch_before_that_reads_them() -> None:
     chain = [launch(number, f"v{number}", f"v{number + 1}", constant=name) for number, name in enumerate("wvww")]
     found = [since.constants for since in reuse_distances(chain)]
     most = 4 * size  # two constants, an operand, and a result
-    assert found == [2.5 * size, most, most, 2 * size]
+    assert found == [3 * size, most, most, 3 * size]  # all of the constant, and half of what both launches touch beside
 
 
 def test_weights_that_several_launches_read_stay_in_a_cache() -> None:
@@ -92,3 +94,30 @@ def test_a_kernel_takes_the_threads_that_it_was_written_for(rows: int, deals: bo
         times += predicted_us(without_small_regions(lowered), target).values()
     assert (times[1] < times[0]) == deals
     assert (times[1] == times[0]) != deals
+
+
+def test_pages_of_constants_are_looked_up_where_more_was_touched_than_is_kept() -> None:
+    """Alone a launch finds them known; one whose own constants are more looks them up there, too."""
+    machine = replace(TARGET.machine, tlb_bytes=1 << 20, page_cycles=70.0)
+    target = replace(TARGET, machine=machine)
+    estimate, us = Estimate(0.0, 0, constant_bytes=1 << 19), 128 * 70 / machine.ghz / 1e3
+    near, far = Distances(1 << 20, 0.0), Distances((1 << 20) + 1, 0.0)
+    assert walking_us(estimate, near, target, 1) == 0.0
+    assert walking_us(estimate, far, target, 1) == pytest.approx(us)
+    assert walking_us(estimate, far, target, 2) == 0.0  # each thread keeps as many
+    assert walking_us(replace(estimate, constant_bytes=1 << 21), far, target, 1) == 0.0
+    more = estimate.wall_cycles(machine, 1, far.constants) - estimate.wall_cycles(machine, 1, near.constants)
+    known = estimate.wall_cycles(TARGET.machine, 1, far.constants) - estimate.wall_cycles(TARGET.machine, 1, near.constants)
+    assert more - known == pytest.approx(128 * 70)
+
+
+def test_large_results_of_the_caller_are_new_pages() -> None:
+    target = replace(TARGET, machine=replace(TARGET.machine, fault_cycles=1000.0))
+    source, result = ir.Value(name="x"), ir.Value(name="y")
+    node = ir.Node("", "Relu", [source], outputs=[result], name="n")
+    item = replace(launch(0, "x", "y"), node=node)
+    assert faulting_us(item, target) == 0.0
+    _graph = ir.Graph([source], [result], nodes=[node])
+    assert faulting_us(item, target) == pytest.approx(64 * 1000 / target.machine.ghz / 1e3)
+    assert faulting_us(item, TARGET) == 0.0
+    assert sum(predicted_us([item], target).values()) > sum(predicted_us([item], TARGET).values())

@@ -10,8 +10,9 @@ import pytest
 from prefuse.kernels.codegen.builder import KernelBuilder
 from prefuse.kernels.cost.convolution import Convolution, channels_last_cycles, channels_last_tile, in_words
 from prefuse.kernels.cost.estimate import Estimate, floors
-from prefuse.kernels.cost.product import product_estimate
-from prefuse.kernels.cost.register_tile import ranked_tiles
+from prefuse.kernels.cost.pointwise import LoopBody
+from prefuse.kernels.cost.product import attention_cycles, product_estimate
+from prefuse.kernels.cost.register_tile import Step, ranked_tiles
 from prefuse.kernels.cost.strassen import strassen_choices
 from prefuse.kernels.formats.format import U8_DOT, U8_MADD, Format
 from prefuse.kernels.groups.configuration import TEMPLATE
@@ -91,6 +92,42 @@ def test_pairs_are_multiplied_at_once_by_dot_products_alone() -> None:
     )
     assert dots.cycles < 0.6 * plain.cycles < 0.9 * pairs.cycles
     assert (plain.unit, pairs.unit, dots.unit) == ("fma", "fma", "dot")
+
+
+def test_words_of_several_neighbours_are_loaded_once() -> None:
+    """One row by pairs is as many multiply-adds as one by numbers, and half as many loads."""
+    core = replace(ZEN3, sum_latency=1)
+    plain, pairs = Step().cycles(core, 1, 4), Step(products=2).cycles(core, 1, 4)
+    assert plain < pairs < 1.5 * plain
+    assert Step(products=2).cycles(ZEN3, 4, 4) == 2 * Step().cycles(ZEN3, 4, 4) == 2 * 4 * 4 / ZEN3.multiply_adds
+
+
+def test_weights_that_one_tile_reads_are_counted_where_they_lie() -> None:
+    one, two = (product_estimate(rows, 1536, 512, ZEN3) for rows in (1, 24))
+    assert one.constants_seen < two.constants_seen
+    assert one.cycles < 4 * 1536 * 512 / ZEN3.l2.bytes_per_cycle  # no panel comes from L2 again
+    assert one.wall_cycles(ZEN3) >= 4 * 1536 * 512 / ZEN3.memory_bytes
+
+
+def test_attention_is_counted_by_the_format_of_its_products() -> None:
+    size, zen4 = (128, 128, 64, 64), row("zen4", 16)
+    plain = attention_cycles(12, size, zen4, LoopBody(2))
+    pairs = attention_cycles(12, size, zen4, LoopBody(2), k_pack=2, unit="dot", is_rough=True)
+    assert 0.45 * plain < pairs < 0.65 * plain
+    assert 0.5 * plain < attention_cycles(12, size, zen4, LoopBody(2), seen=0.5) < 0.6 * plain  # what is packed is packed whole
+    assert attention_cycles(12, size, zen4, LoopBody(2), is_packed=False) < plain
+
+
+def test_rows_of_a_table_in_memory_come_one_by_one() -> None:
+    core = replace(ZEN3, place_cycles=1600.0)
+    estimate = Estimate(0.0, 0, constant_bytes=1 << 10, places=10)
+    assert estimate.wall_cycles(core, 1, inf) - estimate.wall_cycles(ZEN3, 1, inf) == 16_000
+    assert estimate.wall_cycles(core, 1, 1 << 20) == estimate.wall_cycles(ZEN3, 1, 1 << 20)
+
+
+def test_operations_beside_multiply_adds_shorten_loops() -> None:
+    zen4 = row("zen4", 16)
+    assert LoopBody(20).cycles(zen4) == 20 / zen4.operations < LoopBody(20).cycles(replace(zen4, operations=0.0)) == 20
 
 
 @pytest.mark.parametrize("machine", [row(name, 8) for name in names()], ids=lambda machine: machine.name)

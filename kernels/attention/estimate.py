@@ -1,0 +1,50 @@
+"""What attention would take: both products, and the pointwise operators on scores between."""
+
+from __future__ import annotations
+
+from math import prod
+
+from ...runtime.symbolic.sizes import estimating
+from ...runtime.target import Target
+from ..cost.estimate import Estimate, with_bytes
+from ..cost.operations import operations_of
+from ..cost.pointwise import pointwise_body
+from ..cost.product import attention_cycles, tiled_attention_cycles
+from ..formats.format import Format
+from ..template.kernel import machine_of
+from .pattern import Attention
+
+
+@estimating
+def attention_estimate(
+    form: Attention,
+    target: Target,
+    number_format: Format,
+    tile_cycles: float,
+    seen: float,
+    *,
+    is_packed: bool,
+    is_rough: bool,
+) -> Estimate:
+    """Of all heads; by AMX in `tile_cycles` each, if these are not 0. The others are those of `attention_cycles`."""
+    machine, size = machine_of(target, form.dtype), (form.queries, form.keys, form.depth, form.width)
+    heads, group = prod(form.batch), form.group
+    scores = heads * form.queries * form.keys
+    among = [op for op in group.ops if group.types[op.outputs[0]].elements == scores and op is not form.scores]
+    if tile_cycles:
+        operations = float(sum(operations_of(op.op_type) for op in among))
+        cycles = tiled_attention_cycles(heads, size, machine, operations, tile_cycles)
+    else:
+        body = pointwise_body(group, [op for op in among if op is not form.softmax], machine)
+        cycles = attention_cycles(
+            heads,
+            size,
+            machine,
+            body,
+            k_pack=number_format.k_pack,
+            unit=number_format.unit,
+            is_packed=is_packed,
+            is_rough=is_rough,
+            seen=seen,
+        )
+    return with_bytes(Estimate(cycles, 2 * scores * (form.depth + form.width)), group)
