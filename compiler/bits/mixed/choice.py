@@ -78,8 +78,10 @@ class Table:
         total = self.total_damage(formats)
         left = damage - (total - integers)
         if integers > 0 and left > 0:
-            factors = dict.fromkeys(INTEGERS, left / integers)
-            return replace(self, damage={pair: factors.get(pair[1], 1.0) * one for pair, one in self.damage.items()})
+            factor = left / integers
+            return replace(
+                self, damage={pair: (factor if pair[1] in INTEGERS else 1.0) * one for pair, one in self.damage.items()}
+            )
         return replace(self, damage={pair: damage / total * one for pair, one in self.damage.items()}) if total else self
 
     def _cast_times(self, formats: Formats) -> dict[str, float]:

@@ -161,7 +161,7 @@ def test_images_that_others_read_stay() -> None:
 
 def test_hardly_seen_channels_are_not_as_fine_as_others() -> None:
     """A range of a 1,000th is given that of a 64th, and one of zeros, too."""
-    x = np.random.default_rng(6).uniform(-1, 1, (200, 4)).astype(np.float32) * np.float32([1, 1e-3, 0, 0.1])
+    x = np.random.default_rng(6).uniform(-1, 1, (200, 4)).astype(np.float32) * np.array([1, 1e-3, 0, 0.1], np.float32)
     exponent, scales = equal_ranges(moments_of(x), [np.ones((4, 1, 9), np.float32)])
     assert exponent == 1.0
     assert scales is not None
