@@ -131,10 +131,10 @@ def openvino_step(model: ov.Model | str, batch: int, tokens: int, threads: int, 
         run(tokens, 0)
         made = 0
 
-    def turn() -> object:
+    def turn() -> None:
         if made >= 32:
             ready()
-        return step()
+        step()
 
     ready()
     return turn

@@ -76,6 +76,7 @@ def _head(found: Prediction) -> str:
         f"memory: {size_text(memory.weights_bytes)} of weights, {size_text(memory.arena_bytes)} of activations a context, "
         f"of which {size_text(memory.workspace_bytes)} for the largest workspace",
     ]
+    lines += [f"  {_short(step)} runs again, {step.time_us / 1e3:.3f} ms, for a late reader" for step in found.repeated]
     lines += _limited(found)
     if found.is_elsewhere:
         lines.append(f"an estimate for a {found.machine} core: nothing of it was measured, as this machine is another one")

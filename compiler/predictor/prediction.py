@@ -91,6 +91,13 @@ class Prediction:
         return sum(step.time_us for step in self.steps if step.stream == COMPUTE)
 
     @property
+    def repeated(self) -> tuple[PredictedStep, ...]:
+        """The launches that run once more, as a memory limit leaves what they made no room until it is read."""
+        launches = [step for step in self.steps if step.template != "copy"]
+        firsts = {step.label: step for step in reversed(launches)}
+        return tuple(step for step in launches if step is not firsts[step.label])
+
+    @property
     def stalls(self) -> tuple[PredictedStep, ...]:
         """The steps that wait for copies, the longest waits first."""
         waiting = (step for step in self.steps if step.stall_us > 0)

@@ -321,7 +321,7 @@ class _Kernel:
         for row in range(count):
             self._pack_query(head, block, row)
         scores = Gemv(self.builder, count, form.depth, form.keys, lanes)
-        queries, end, blocks, near = self._queries(head), None, None, self.target.machine.l2.size_bytes
+        queries, end, blocks = self._queries(head), None, None
         if self.hides_keys_of_few:
             end = self._visible_keys(head, keys, block, self.visible_step)
             blocks = self.visible_step, self.builder.bind(tirx.floordiv(end, self.visible_step))
@@ -331,8 +331,7 @@ class _Kernel:
 
         if self.elements.is_transposed(form.scores):
             squares = None if end is None else self.builder.bind(tirx.floordiv(end, lanes))
-            ahead = self.elements.ahead(form.scores, head.batch, near)
-            scores.multiply_rows(queries, self._key_of(head, keys), store, squares, ahead)
+            scores.multiply_rows(queries, self._key_of(head, keys), store, squares)
         else:
             scores.multiply_columns(queries, self._key_of(head, keys), store)
         self._softmax(head, block, form.keys, end)
@@ -342,7 +341,6 @@ class _Kernel:
             self._value_of(head, keys),
             lambda *at: self._scale_result(head, block, *at),
             blocks,
-            self.elements.ahead(form.product, head.batch, near),
         )
 
     def _attend(self, head: Head, keys: Keys, first: Expr, blocks: Expr) -> None:

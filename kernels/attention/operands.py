@@ -12,7 +12,6 @@ from ...runtime.symbolic.shapes import is_symbolic
 from ...runtime.symbolic.sizes import estimating
 from ..codegen.builder import Expr, Index, KernelBuilder, broadcast_index, row_major
 from ..groups.group import Op
-from ..microkernels.packed_gemm import Element
 from ..template.values import GroupValues, source_offset
 from ..template.views import view_of
 from .pattern import Attention
@@ -92,28 +91,6 @@ class Elements:
             return all(lies[place] == lies[(*place[:-1], place[-1] // count * count)] for place in lies)
 
         return next((count for count in range(min(most, batch[-1]), 1, -1) if batch[-1] % count == 0 and is_shared(count)), 1)
-
-    def ahead(self, product: Op, batch: Index, near_bytes: int) -> Element | None:
-        """The elements in memory of a product's second operand, by (row, column), to prefetch where it is read in place.
-
-        None where it is computed from several, or is so small that it lies near.
-        """
-        if not self._lies_somewhere(product.inputs[1]) or self.form.group.types[product.inputs[1]].size_bytes <= near_bytes:
-            return None
-        group, name = self.form.group, product.inputs[1]
-        whole = self._weight_batch(batch) if product is self.form.product else batch
-        outer = broadcast_index(whole, group.types[product.outputs[0]].shape[:-2], group.types[name].shape[:-2])
-
-        def element(row: Expr, column: Expr) -> Expr:
-            source, index = name, (*outer, row, column)
-            while (op := group.producers.get(source)) is not None:
-                view = view_of(group, op)
-                index = index if view is None else view.source(group, op, source, index)
-                source = op.inputs[0]
-            kind = group.types[source]
-            return self.builder.parameter(source, kind.elements, kind.dtype)[row_major(index, kind.shape)]
-
-        return element
 
     def _lies_somewhere(self, name: str) -> bool:
         """Whether a value is an input of the group, or made of one by views and casts."""

@@ -1,18 +1,12 @@
-"""GEMV and products of few rows: B is read where it lies, as packing it would cost more than the product.
-
-B may lie in memory, in pages beyond which hardware does not look ahead: who gives `ahead`, the element in memory of an element of
-B, has what is read next prefetched.
-"""
+"""GEMV and products of few rows: B is read where it lies, as packing it would cost more than the product."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 from tvm import tirx
 
-from ...runtime.hardware.machine import LINE_BYTES
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder
 from ..formats.format import plain
 from ..movement.strided_copy import transposed
@@ -21,7 +15,6 @@ from .register_tile import Tile, sum_tile
 
 Store = Callable[[Expr, Expr, Expr], None]  # of (row, column, value)
 _VECTORS = 8  # accumulator registers a row of the result, at most
-_AHEAD_BYTES = 4096  # of B, from what is read to what is prefetched
 _SUMS = 4  # independent accumulators of a dot product: an addition has a latency of four cycles
 
 
@@ -38,21 +31,14 @@ class Gemv:
     columns: int
     lanes: int
 
-    def multiply_columns(
-        self,
-        a: ScratchMatrix,
-        element: Element,
-        store: Store,
-        blocks: tuple[int, Expr] | None = None,
-        ahead: Element | None = None,
-    ) -> None:
+    def multiply_columns(self, a: ScratchMatrix, element: Element, store: Store, blocks: tuple[int, Expr] | None = None) -> None:
         """C where B's `element(k, column)` is contiguous along columns: axpy form, a register tile of C, B loaded as vectors.
 
         `blocks` (a size that divides the depth, a number) leaves out all k but those of so many blocks.
         """
         for begin, count, tile in self._runs():
             with self.builder.loop(count, name="run") as run:
-                self._multiply_run(a, element, tile, self.builder.bind(begin + run * tile.columns), store, blocks, ahead)
+                self._multiply_run(a, element, tile, self.builder.bind(begin + run * tile.columns), store, blocks)
 
     def _runs(self) -> Iterator[tuple[int, int, Tile]]:
         """Runs of equal register tiles (first column, number of tiles, tile), ever narrower, that cover each column once."""
@@ -65,27 +51,13 @@ class Gemv:
             begin += count * vectors * lanes
 
     def _multiply_run(
-        self,
-        a: ScratchMatrix,
-        element: Element,
-        tile: Tile,
-        first: Expr,
-        store: Store,
-        blocks: tuple[int, Expr] | None,
-        ahead: Element | None,
+        self, a: ScratchMatrix, element: Element, tile: Tile, first: Expr, store: Store, blocks: tuple[int, Expr] | None
     ) -> None:
         builder = self.builder
         size, number = blocks or (self.depth, 1)
 
         def place(ks: Index) -> Expr:
             return ks[0] if blocks is None else ks[0] * size + ks[1]
-
-        def prefetch(ks: Index) -> None:
-            assert ahead is not None
-            number_bytes = np.dtype(str(ahead(0, 0).ty.dtype)).itemsize
-            rows = max(_AHEAD_BYTES // (self.columns * number_bytes), 1)
-            for column in range(0, tile.columns, max(LINE_BYTES // number_bytes, 1)):
-                builder.prefetch(ahead(place(ks) + rows, first + column))
 
         sums = sum_tile(
             builder,
@@ -94,16 +66,13 @@ class Gemv:
             (self.depth,) if blocks is None else (self.depth // size, size),
             lambda row, ks: a[row * a.pitch + place(ks)],
             lambda column, ks: element(place(ks), first + column),
-            before=None if ahead is None else prefetch,
             spans=None if blocks is None else {0: (0, number)},
         )
         with builder.loop(self.rows, name="row") as row:
             base = builder.bind(row * tile.columns)
             builder.vector_loop(tile.columns, tile.lanes, lambda i: store(row, first + i, sums[base + i]))
 
-    def multiply_rows(
-        self, a: ScratchMatrix, element: Element, store: Store, squares: Expr | None = None, ahead: Element | None = None
-    ) -> None:
+    def multiply_rows(self, a: ScratchMatrix, element: Element, store: Store, squares: Expr | None = None) -> None:
         """C where B's `element(k, column)` is contiguous along k: a dot product a column, vectors of partial sums of `lanes`
         columns transposed and added up.
 
@@ -113,22 +82,14 @@ class Gemv:
         assert squares is None or not rest, f"{self.columns} columns are no vectors of {self.lanes}"
         for begin, count, extent in ((0, whole if squares is None else squares, self.lanes), (whole * self.lanes, 1, rest)):
             if extent and not (isinstance(count, int) and count == 0):
-                with self.builder.loop(count, name="square") as square:
-                    first = self.builder.bind(begin + square * self.lanes)
-                    if ahead is not None:
-                        self._multiply_square(a, element, tirx.const(0, "int32"), first, extent, store, ahead)
-                    seen = 0 if ahead is None else 1
-                    if self.rows > seen:
-                        with self.builder.loop(self.rows - seen, name="row") as row:
-                            self._multiply_square(a, element, row + seen, first, extent, store, None)
+                with self.builder.loop(count, name="square") as square, self.builder.loop(self.rows, name="row") as row:
+                    self._multiply_square(a, element, row, self.builder.bind(begin + square * self.lanes), extent, store)
 
-    def _multiply_square(
-        self, a: ScratchMatrix, element: Element, row: Expr, first: Expr, extent: int, store: Store, ahead: Element | None
-    ) -> None:
-        dots = self._dots(a, element, row, first, ahead)
+    def _multiply_square(self, a: ScratchMatrix, element: Element, row: Expr, first: Expr, extent: int, store: Store) -> None:
+        dots = self._dots(a, element, row, first)
         self.builder.vector_loop(extent, self.lanes, lambda i: store(row, first + i, dots[i]))
 
-    def _dots(self, a: ScratchMatrix, element: Element, row: Expr, first: Expr, ahead: Element | None) -> Buffer:
+    def _dots(self, a: ScratchMatrix, element: Element, row: Expr, first: Expr) -> Buffer:
         """The partial sums (lanes x lanes, a row a column of B) of a row of A with `lanes` columns of B from `first` on.
 
         Columns beyond the last repeat it.
@@ -142,8 +103,6 @@ class Gemv:
 
         def add(k: Expr, lanes: int) -> None:
             for c in range(side):
-                if ahead is not None:
-                    builder.prefetch(ahead(k, first + (side + c)))
                 with builder.loop(lanes, "vectorized", "lane") as lane:
                     place = c * side + lane
                     builder.store(sums, place, sums[place] + a[row * a.pitch + k + lane] * element(k + lane, columns[c]))

@@ -100,7 +100,7 @@ def build(group: Group, target: Target, emit: EmitRows | None = None) -> BuiltKe
         return anchor
     operand = group.types[anchor.inputs[0]]
     builder = new_builder(target)
-    work, inplace = _work(group, anchor), ()
+    work, inplace = _work(group, anchor), tuple[tuple[int, str], ...]()
     if operand.elements != 0:
         rows = _rows(group, builder, anchor)
         (emit or Rows.emit)(rows, work, rows.softmax if anchor.op_type in _SOFTMAX else rows.normalize)

@@ -268,7 +268,7 @@ def test_whole_numbers_may_be_those_of_numpy() -> None:
     found = parse_options("cpu", "float32", {name: np.int64(number) for name, number in numbers.items()})
     assert found == parse_options("cpu", "float32", numbers)
     model = parser.parse_model(DYNAMIC)
-    net = prefuse.compile(model, dims={"N": (np.int64(1), np.int32(3))}, cache=False)  # type: ignore[arg-type]
+    net = prefuse.compile(model, dims={"N": (np.int64(1), np.int32(3))}, cache=False)
     assert "sizes N=2..3" in net.report()
     for threads in (np.True_, np.float64(2), np.array([2])):
         with pytest.raises(OptionError, match="whole number"):

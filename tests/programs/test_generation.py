@@ -303,9 +303,11 @@ def test_no_rows_of_prompts_give_no_rows(nothing: Any, generator: Generator) -> 
 
 
 def test_whole_numbers_may_be_those_of_numpy(generator: Generator, texts: np.ndarray) -> None:
-    rows = [[*map(np.int64, PROMPTS[0])], torch.tensor(PROMPTS[1])]
-    found = generator.generate(rows, np.int64(3), stop=np.int64(0), pad=np.int32(0), seed=np.uint64(5), top_k=np.int64(1))
-    expected = generator.generate(PROMPTS, 3, stop=0, pad=0, seed=5, top_k=1)
+    numbers: dict[str, Any] = {"n": 3, "stop": 0, "pad": 0, "seed": 5, "top_k": 1}
+    rows: Any = [[*map(np.int64, PROMPTS[0])], torch.tensor(PROMPTS[1])]
+    of_numpy: dict[str, Any] = {name: np.int64(number) for name, number in numbers.items()}
+    found = generator.generate(rows, **of_numpy)
+    expected = generator.generate(PROMPTS, **numbers)
     np.testing.assert_array_equal(found, expected)
 
 

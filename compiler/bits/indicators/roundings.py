@@ -4,6 +4,8 @@
 |---|---|---|
 | float32 | as they are | as they are |
 | bfloat16 | bfloat16 | bfloat16 |
+| a16 | bfloat16 | as they are |
+| w16 | as they are | bfloat16 |
 | int8 | uint8, one scale and zero point, of an observed range | int8, a scale for each output channel |
 | int8-rows | uint8, a scale and zero point for each row, its own | int8, a scale for each output channel |
 | w8 | as they are | int8, a scale for each output channel |
@@ -61,6 +63,8 @@ def _groups(w: Array, axis: int) -> Array:
 ROUNDINGS: Mapping[str, Rounding] = {
     UNCHANGED: Rounding("none", _same),
     "bfloat16": Rounding("bfloat16", _bfloat16),
+    "a16": Rounding("bfloat16", _same),
+    "w16": Rounding("none", _bfloat16),
     "int8": Rounding("tensor", _channels),
     "int8-rows": Rounding("rows", _channels),
     "w8": Rounding("none", _channels),

@@ -8,9 +8,14 @@ from typing import Literal, TypeAlias, get_args
 import onnx_ir as ir
 
 from ....runtime.precision import Precision
+from ....runtime.target import Target
 from ...ir.assignments.node_precision import assign_precision
+from ...ir.assignments.operand_formats import operand_formats
+from ...pipeline import Context, parse_pipeline, run_pipeline
+from ...pipeline.pass_table import PASSES
 from ...quantization.quantizer import Calibrated
-from ...quantization.units import Unit, UnitFormat
+from ...quantization.units import Unit, UnitFormat, find_units
+from ..indicators.roundings import UNCHANGED
 
 FloatFormat: TypeAlias = Literal["float32-fast", "bfloat16"]
 Formats: TypeAlias = Mapping[str, str]  # of units, by name, and of `REST`
@@ -52,6 +57,24 @@ def placed(calibrated: Calibrated, formats: Formats, program: Precision) -> ir.M
         if precision is not None and precision != program:
             assign_precision(node, precision)
     return model
+
+
+def narrow_roundings(calibrated: Calibrated, target: Target) -> dict[str, str]:
+    """What the program of bfloat16 rounds of each unit, as formats of the indicators: as the pass says that assigns operands.
+
+    Products that are too small stay float32, depthwise convolutions have float32 weights, and few rows are float32.
+    """
+    asked = calibrated.model.clone()
+    run_pipeline(asked, parse_pipeline("assign-formats", PASSES), Context(target, precision="bfloat16"))
+    return {unit.name: _rounding(unit, operand_formats(unit.node)) for unit in find_units(asked)}
+
+
+def _rounding(unit: Unit, operands: Mapping[int, str]) -> str:
+    if not operands:
+        return UNCHANGED
+    if 0 not in operands:
+        return "w16"
+    return "a16" if unit.is_depthwise and 1 not in operands else "bfloat16"
 
 
 def weight_bytes(unit: Unit, form: str) -> int:

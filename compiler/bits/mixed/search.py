@@ -23,7 +23,7 @@ from ..solver import Solution
 from .choice import Measured, Table, Uniform, best_of, recovered, scaled
 from .costs import StepOwners, casts, unit_times
 from .findings import Findings
-from .formats import FORMATS, INDICATED, REST, Formats, candidates, placed, uniform, weight_bytes
+from .formats import FORMATS, INDICATED, REST, Formats, candidates, narrow_roundings, placed, uniform, weight_bytes
 from .request import Request
 from .trials import Bench, Times, Trial
 
@@ -39,6 +39,7 @@ _RUN_FACTOR = 1.0  # of a whole run: what stands behind a product, with what rou
 _FRONT_POINTS = 12
 _EXACT = "float32"  # the program that is tried where none of `FORMATS` keeps the error
 _INDICATED = tuple(INDICATED[form] for form in FORMATS)
+_PARTLY = ("a16", "w16")  # what a program of bfloat16 rounds of units whose other operand it leaves float32
 
 
 def search(
@@ -187,16 +188,21 @@ class _Search:
         """Squared relative error of the outputs with each unit alone in each of its formats."""
         self.progress("measuring damages", 0.5)
         batches = [batch for batch, _ in zip(self.split, range(self._damage_batches()), strict=False)]
-        units = {name: (name,) for name in self.choices if name != REST}
-        study = Study(self.calibrated.model, batches, units, _INDICATED, self.calibrated.ranges())
-        found = default_indicator(study).damages(study)
-        rows = dict(zip(study.units, found, strict=True))
+        units = tuple(name for name in self.choices if name != REST)
+        found = self._indicated(batches, units, _INDICATED)
+        narrow = narrow_roundings(self.calibrated, self.options.target)
+        partly = tuple(name for name in units if narrow[name] in _PARTLY)
+        found |= self._indicated(batches, partly, _PARTLY) if partly else {}
+        columns = {(name, "bfloat16"): narrow[name] for name in units}
         return {
-            (name, form): float(rows[name][_INDICATED.index(INDICATED[form])])
-            for name, forms in self.choices.items()
-            for form in forms
-            if name != REST
+            (name, form): found[name, columns.get((name, form), INDICATED[form])] for name in units for form in self.choices[name]
         }
+
+    def _indicated(self, batches: Sequence[Batch], units: Sequence[str], forms: tuple[str, ...]) -> dict[tuple[str, str], float]:
+        """Damages by units and formats of the indicators."""
+        study = Study(self.calibrated.model, batches, {name: (name,) for name in units}, forms, self.calibrated.ranges())
+        rows = dict(zip(study.units, default_indicator(study).damages(study), strict=True))
+        return {(name, form): float(rows[name][place]) for name in units for place, form in enumerate(forms)}
 
     def _damage_batches(self) -> int:
         """How many batches damages are measured on: fewer where a run takes long. Few are enough (docs/bits.md)."""

@@ -109,7 +109,8 @@ class SchedulePrefetch(PlanPass):
             excess = []
             for choice in choices:
                 movements = choice.objects.movements(choice.copies)
-                placed, above = _placed(with_residencies(plan, movements, weights.arena), weights.arena, limit)
+                moved = with_residencies(plan, movements, weights.arena) if movements else plan  # repeated launches may do
+                placed, above = _placed(moved, weights.arena, limit)
                 excess.append(above)
                 if excess[-1] <= 0:
                     return _Scheduled(placed, choice)

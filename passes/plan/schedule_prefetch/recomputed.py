@@ -6,12 +6,13 @@ where its launch reads nothing that would have to stay for it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ....runtime.plan import ARENA_ROLES, Buffer, Copy, Host, Launch, Plan, Region, Role, Step, step_reads, step_writes
 
-_MOST = 64  # launches that are repeated
+_MOST = 64  # plans that are tried, each with one more launch
 _DRAWN = ("random", "multinomial")  # templates whose results are others each time
 Needs = Callable[[Plan], Sequence[int]]  # the bytes that each step of a placed plan needs at once
 Place = Callable[[Plan], Plan]
@@ -31,17 +32,16 @@ def recomputed(plan: Plan, limit: int, needs: Needs, place: Place, seconds: Mapp
     """The Plan, placed, with launches repeated such that no step needs more than the limit, and how many are; None where none of
     them helps. `seconds`: of launches, by their labels."""
     found, excess = plan, _excess(needs(plan), limit)
-    for count in range(_MOST + 1):
-        if not excess:
-            return (found, count) if count else None
-        for again in _choices(found, needs(found), limit, seconds):
-            trial = place(_with(found, again))
-            if (less := _excess(needs(trial), limit)) < excess:
-                found, excess = trial, less
-                break
-        else:
-            return None
-    return None
+    choices, count = _choices(plan, needs(plan), seconds), 0
+    for _ in range(_MOST):
+        if not excess or (again := next(choices, None)) is None:
+            break
+        trial = place(_with(found, again))
+        needed = needs(trial)
+        if (less := _excess(needed, limit)) < excess:
+            found, excess, count = trial, less, count + 1
+            choices = _choices(found, needed, seconds)
+    return (found, count) if count and not excess else None
 
 
 def _excess(needed: Sequence[int], limit: int) -> int:
@@ -49,27 +49,24 @@ def _excess(needed: Sequence[int], limit: int) -> int:
     return sum(max(size_bytes - limit, 0) for size_bytes in needed)
 
 
-def _choices(plan: Plan, needed: Sequence[int], limit: int, seconds: Mapping[str, float]) -> Iterator[_Again]:
+def _choices(plan: Plan, needed: Sequence[int], seconds: Mapping[str, float]) -> Iterator[_Again]:
     """What might be computed again instead of living through the step that needs most, first what takes the least time a byte."""
     worst = max(range(len(needed)), key=lambda step: needed[step])
     buffers = {buffer.name: buffer for buffer in plan.buffers}
-    uses = _uses(plan.steps)
+    arenas = {buffer.space for buffer in plan.buffers if buffer.role in ARENA_ROLES}
+    uses, makers = _uses(plan.steps), _makers(plan, buffers)
     found = []
     for name, steps in uses.items():
         buffer, before = buffers[name], [step for step in steps if step < worst]
         after = [step for step in steps if step > worst]
-        if buffer.role is not Role.ACTIVATION or buffer.space not in _arenas(plan) or worst in steps or not before or not after:
+        if buffer.role is not Role.ACTIVATION or buffer.space not in arenas or worst in steps or not before or not after:
             continue
-        made = _maker(plan, name)
+        made = makers.get(name)
         if made is not None and all(_is_there(buffers[region.buffer], uses, after[0]) for region in step_reads(plan.steps[made])):
             step = plan.steps[made]
             assert isinstance(step, Launch)
             found.append(_Again(buffer, made, after[0], seconds.get(step.label, 0.0)))
     yield from sorted(found, key=lambda one: one.seconds / one.buffer.size_bytes)
-
-
-def _arenas(plan: Plan) -> set[str]:
-    return {buffer.space for buffer in plan.buffers if buffer.role in ARENA_ROLES}
 
 
 def _uses(steps: Sequence[Step]) -> dict[str, list[int]]:
@@ -81,16 +78,17 @@ def _uses(steps: Sequence[Step]) -> dict[str, list[int]]:
     return found
 
 
-def _maker(plan: Plan, name: str) -> int | None:
-    """The launch that alone writes a buffer, the whole of it and nothing else; None where there is none, or it draws numbers."""
-    makers = [index for index, step in enumerate(plan.steps) if any(region.buffer == name for region in step_writes(step))]
-    step = plan.steps[makers[0]] if makers else None
-    if len(makers) != 1 or not isinstance(step, Launch) or len(step.writes) != 1:
-        return None
-    buffer = next(buffer for buffer in plan.buffers if buffer.name == name)
-    kernel = next(kernel for kernel in plan.kernels if kernel.symbol == step.kernel)
-    is_whole = step.writes[0] == Region(name, 0, buffer.size_bytes)
-    return makers[0] if is_whole and kernel.template not in _DRAWN else None
+def _makers(plan: Plan, buffers: Mapping[str, Buffer]) -> dict[str, int]:
+    """The launches that alone write a buffer, the whole of it and nothing else, by its name; none of those that draw numbers."""
+    drawing = {kernel.symbol for kernel in plan.kernels if kernel.template in _DRAWN}
+    writers = Counter(name for step in plan.steps for name in {region.buffer for region in step_writes(step)})
+    found = {}
+    for index, step in enumerate(plan.steps):
+        if isinstance(step, Launch) and len(step.writes) == 1 and step.kernel not in drawing:
+            (written,) = step.writes
+            if writers[written.buffer] == 1 and written == Region(written.buffer, 0, buffers[written.buffer].size_bytes):
+                found[written.buffer] = index
+    return found
 
 
 def _is_there(buffer: Buffer, uses: Mapping[str, Sequence[int]], step: int) -> bool:

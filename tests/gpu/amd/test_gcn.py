@@ -16,12 +16,10 @@ from prefuse.kernels.groups.configuration import TEMPLATE
 from prefuse.kernels.groups.group import Group
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
-from prefuse.kernels.template.values import read_narrow
 from prefuse.runtime.hardware.gpu import gpu_machine
 
 from ...kernels.attention.attention_cases import attend
 from ...kernels.convolution.channels_last_cases import convolution
-from ...kernels.formats.test_int8 import case_of
 from ...kernels.harness import operator
 from ...sample import every
 from ..simulator import ROCM
@@ -82,28 +80,6 @@ def test_every_tile(dtype: Any, kind: amdgcn.Number, along_k: bool) -> None:
         assert min(loop.load_distances()) == products
         others = sum(number for name, number in loop.kinds().items() if name.startswith("v_") and not name.startswith("v_mfma"))
         assert others < 5 * loop.count("v_mfma") + 20 * parts
-
-
-def test_every_tile_of_bytes() -> None:
-    """As of floats, by twice as many numbers an instruction; unsigned bytes lose their upper bit on the way to LDS."""
-    offered = dict(every(3, list(tiles(1).items())))
-    a, b = np.empty((SIZE.m, SIZE.k), np.uint8), np.empty((SIZE.k, SIZE.n), np.int8)
-    group = read_narrow(case_of("MatMul", a, b, 3, np.empty((SIZE.m, SIZE.n))).group)
-    groups = {f"k{i}": replace(group, configuration={"tile": name}) for i, name in enumerate(offered)}
-    for tile, code in zip(offered.values(), codes(groups).values(), strict=True):
-        for fact in ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size"):
-            assert code.fact(fact) == 0, (tile, fact)
-        assert code.fact("vgpr_count") + code.fact("agpr_count") <= 256
-        loop, size = code.loop(), 32 if tile.warp_rows % 32 == tile.warp_columns % 32 == 0 else 16
-        k = 64 // size * 8
-        products = tile.warp_rows * tile.warp_columns * tile.depth // (size * size * k)
-        assert loop.count("v_mfma") == loop.count(f"v_mfma_i32_{size}x{size}x{k}_i8")
-        parts = loop.count("v_mfma") // products
-        assert loop.count("v_mfma") == parts * products > 0
-        assert min(loop.load_distances()) == products
-        assert loop.count("global_load") == loop.count("global_load_dwordx4") > 0
-        assert loop.count("ds_read") == loop.count("ds_read_b128")
-        assert loop.count("ds_write") == loop.count("ds_write_b128")
 
 
 @pytest.mark.parametrize("narrow", ["", "xwry"])

@@ -9,7 +9,6 @@ import pytest
 from prefuse.kernels.attention import attention
 from prefuse.kernels.attention.mask import may_hide_keys
 from prefuse.kernels.attention.pattern import Attention, attention_of
-from prefuse.kernels.codegen.builder import Expr, KernelBuilder
 from prefuse.tests.sample import dealt, every
 
 from ..harness import LEVELS, Case, check, check_in_turn, run, target_of
@@ -18,7 +17,6 @@ from .test_paired_attention import LEVEL as PAIRS
 from .test_paired_attention import paired
 
 LEAST = float(np.finfo(np.float32).min)
-SIZES = (1, 64), (4, 1280)  # sequences, and keys of each, in L2 and beyond it
 
 
 def causal(queries: int, keys: int) -> np.ndarray:
@@ -96,23 +94,6 @@ def test_keys_hidden_from_few_queries_are_left_out(level: str) -> None:
     case.arrays[keys][0, 64:] = np.nan
     run([case], target_of(level))
     assert np.isfinite(case.got[0]).all()
-
-
-@pytest.mark.parametrize("queries", [1, 3])
-def test_keys_beyond_l2_are_prefetched(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys of 5 MB, and values; not those of 16 KB. What is prefetched behind the last ones is not read."""
-    prefetched, prefetch = list[object](), KernelBuilder.prefetch
-
-    def counted(builder: KernelBuilder, element: Expr, *, is_near: bool = True) -> None:
-        prefetched.append(element)
-        prefetch(builder, element, is_near=is_near)
-
-    monkeypatch.setattr(KernelBuilder, "prefetch", counted)
-    near, far = (attend((batch, 8, queries, keys, 32, 16), score_step=hidden(np.arange(keys) < 60)) for batch, keys in SIZES)
-    run([near], target_of("avx512"))
-    assert not prefetched
-    check([far], target_of("avx512", 2))
-    assert prefetched
 
 
 @pytest.mark.parametrize("level", LEVELS)

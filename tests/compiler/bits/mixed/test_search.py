@@ -15,17 +15,19 @@ import torch
 from prefuse.benchmarks.trained_nets import digits_lenet
 from prefuse.compiler.api import drive
 from prefuse.compiler.bits.mixed.findings import Findings
-from prefuse.compiler.bits.mixed.formats import REST
+from prefuse.compiler.bits.mixed.formats import REST, narrow_roundings
 from prefuse.compiler.bits.mixed.request import request_of
 from prefuse.compiler.bits.mixed.search import search
 from prefuse.compiler.debugging.oracle import relative_error, run_model
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.programs.options import parse_options
+from prefuse.compiler.quantization.quantizer import calibrate
 from prefuse.runtime.errors import InputError, OptionError, UnsupportedModelError
 from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.target import Target
 from prefuse.tests.sample import every
 
-from ...quantization.models import batches, built, feed_forward, residual_network
+from ...quantization.models import SAME, batches, built, feed_forward, residual_network
 
 
 def wide() -> onnx.ModelProto:
@@ -65,6 +67,15 @@ def test_the_error_is_kept_and_nothing_of_one_format_is_better(make: Callable[[]
         assert any(program.is_uniform for program in within)
         assert set(one.formats) == {*(unit.name for unit in one.calibrated.units), REST}
         assert all(one.formats[name] in forms for name, forms in one.table.choices.items())
+
+
+def test_what_a_program_of_bfloat16_rounds_is_asked_of_the_pass() -> None:
+    """Both operands of the first convolution, the image of the depthwise one, nothing of one of few multiply-adds."""
+    nodes = [("Conv", "x w0", "c0"), ("Conv", "c0 w1", "c1", {**SAME, "group": 64}), ("Conv", "c1 w2", "y")]
+    model = built(nodes, [1, 16, 20, 20], {"w0": (64, 16, 1, 1), "w1": (64, 1, 3, 3), "w2": (4, 64, 1, 1)})
+    target = Target.parse("cpu:avx512bf16", 1)
+    found = narrow_roundings(calibrate(import_model(model), batches(model, 1), target), target)
+    assert list(found.values()) == ["bfloat16", "a16", "float32"]
 
 
 def test_the_graph_of_a_mixture_is_onnx_with_its_error() -> None:
