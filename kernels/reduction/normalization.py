@@ -82,8 +82,8 @@ def _estimate(group: Group, anchor: Op, target: Target) -> Estimate:
         steps, blocks = rows.length * slots // lanes, elements / max(side * rows.length, 1) * ceil(side / slots)
     settled = _settled(group, anchor, machine).cycles(machine) * (1 if rows.rowwise else slots // lanes)
     cycles = blocks * (row_cycles(passes, steps, slots, machine, is_across=not rows.rowwise) + settled)
-    is_parallel, first = work >= parallel_work(target.machine), 1 / len(passes)
-    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=is_parallel, streamed_overlap=first), group)
+    is_parallel, first_trip = work >= parallel_work(target.machine), 1.0 / len(passes)
+    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=is_parallel, streamed_overlap=first_trip), group)
 
 
 def _settled(group: Group, anchor: Op, machine: Machine) -> LoopBody:

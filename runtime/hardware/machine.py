@@ -179,22 +179,25 @@ def _caches(l1: tuple[int, int, float], l2: tuple[int, int, float], l3: tuple[in
 def _core(
     name: str,
     ghz: float,
-    vectors: Mapping[int, tuple[float, ...]],
+    vectors: Mapping[int, tuple[float, float, float, float]],
     latencies: tuple[float, float],
     caches: tuple[Cache, Cache, Cache],
     memory: tuple[float, float],
     tile: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
+    operations: tuple[tuple[int, float], ...] = (),
     pages: tuple[float, float, float, float] = (inf, 0.0, 0.0, 0.0),
 ) -> dict[int, Machine]:
-    """One core by the lanes of its vectors: multiply-adds, dot products, loads and stores a cycle for each width it has, and all
-    operations, where they are known. `pages`: MiB that translations are kept for, and cycles of what waits for pages."""
+    """One core by the lanes of its vectors: multiply-adds, dot products, loads and stores a cycle for each width it has.
+
+    `operations` by lanes, where they are known. `pages`: MiB that translations are kept for, and cycles of what waits for pages.
+    """
     return {
         lanes: Machine(
             name,
             ghz,
             4 * lanes,
             32 if lanes == 16 else 16,
-            *rates[:4],
+            *rates,
             *latencies,
             *caches,
             *memory,
@@ -202,7 +205,7 @@ def _core(
             tile_l1_cycles=tile[1],
             tile_l2_cycles=tile[2],
             tile_wake_cycles=tile[3],
-            operations=sum(rates[4:]),
+            operations=dict(operations).get(lanes, 0.0),
             tlb_bytes=pages[0] * _MIB,
             page_cycles=pages[1],
             place_cycles=pages[2],
@@ -229,10 +232,11 @@ _ROWS: dict[str, dict[int, Machine]] = {
     "zen4": _core(
         "zen4",
         3.7,
-        {8: (2, 2, 2, 1), 16: (1, 1, 1, 0.5, 2)},
+        {8: (2, 2, 2, 1), 16: (1, 1, 1, 0.5)},
         (4, 6),
         _caches((32, 8, 64), (1024, 8, 26), (32, 16, 14)),
         (6, 12),
+        operations=((16, 2),),
         pages=(12.28, 70, 1600, 1100),
     ),
     "zen5": _core(
