@@ -89,8 +89,10 @@ class Case:
         self.size_path.write_text(json.dumps({"elements": read_elements(model), "max_tokens": most}))
         if not self.path.exists():
             options: dict[str, Any] = FORMATS[self.format][0]
-            how = {"max_tokens": most, "prefill": (), "batch": self.batch, "threads": self.threads}
-            prefuse.compile_generation(model, **how, **options).save(self.path)
+            generator = prefuse.compile_generation(
+                model, max_tokens=most, prefill=(), batch=self.batch, threads=self.threads, **options
+            )
+            generator.save(self.path)
         if has_peer and not self.peer_path.exists():
             import openvino
 
