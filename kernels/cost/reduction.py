@@ -18,7 +18,6 @@ from .rows import RowPass, row_cycles
 
 _COLUMN_CYCLES = 1.0  # of a block of columns: its sums begin and end
 _SLOT_CYCLES = 7.0  # of comparing the best of two slots, and a branch that is not foreseen
-_SEARCH_LATENCY = 10.0  # of a vector that is compared with the best so far, NaN among them, and takes its place
 _AHEAD = 48  # elements of a running sum that a core looks ahead, so that short ones overlap
 _SCALAR_STEP = 1.1  # cycles of an element of one, where nothing waits
 
@@ -71,8 +70,7 @@ def reduction_cycles(one: Reduction, passes: Sequence[LoopBody], result: LoopBod
 def search_cycles(one: Reduction, body: LoopBody, machine: Machine) -> float:
     """Of the places of the greatest elements: the slots of a row are compared one after the other."""
     compared = (one.slots - 1) * _SLOT_CYCLES if one.is_rowwise else _COLUMN_CYCLES
-    waited = _SEARCH_LATENCY * one.lanes / one.slots  # by chains of comparisons, one for each vector of slots
-    return one.blocks * (one.steps * max(body.cycles(machine), waited) + compared) + one.far_cycles(machine)
+    return one.blocks * (one.steps * body.cycles(machine) + compared) + one.far_cycles(machine)
 
 
 @estimating

@@ -64,7 +64,6 @@ SHAPES = dict.fromkeys("xwprsytz", SQUARE)
         ([("Gemm", "x w r", "y")], "y", "w", {"y=r"}),
         ([("Gemm", "x w x", "y")], "y", "w", set()),
     ],
-    ids=str,
 )
 def test_products(steps: Sequence[Step], outputs: str, constants: str, expected: set[str]) -> None:
     assert pairs(steps, SHAPES, outputs, constants) == expected
