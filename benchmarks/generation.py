@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -171,6 +172,8 @@ def main(
     json_path: Path | None,
 ) -> None:
     """Time steps of text generation against reading the weights, and against OpenVINO."""
+    if has_peer and find_spec("openvino") is None:
+        raise click.UsageError("OpenVINO is not installed: pip install 'prefuse[bench]', or --no-peer")
     console = Console(width=150)
     torch.set_num_threads(threads)
     with TemporaryDirectory(prefix="prefuse-generation-") as temporary:

@@ -11,6 +11,7 @@ from math import ceil
 
 from tvm import tirx
 
+from ...runtime.symbolic.dims import estimating
 from ...runtime.symbolic.shapes import equal
 from ...runtime.symbolic.sizes import Size
 from ..codegen.builder import Buffer, Expr, KernelBuilder
@@ -40,6 +41,7 @@ def may_hide_keys(form: Attention) -> bool:
     return bool(shared)
 
 
+@estimating
 def share_seen(form: Attention, rows: int, step: int) -> float:
     """The part of the scores up to the last key, in steps of so many, that blocks of so many queries see; 1 if nothing tells."""
     if not _hides_later_keys(form):

@@ -160,7 +160,8 @@ def reduce_blocks(
 def counted_reduction(group: Group, anchor: Op, axes: Sequence[int], machine: Machine) -> Reduction:
     """The loops of a reduction of an anchor's first operand, as numbers; `machine` computes numbers of the working type."""
     operand = group.types[anchor.inputs[0]]
-    _, kept, reduced = reduction_form(group, operand.shape or (1,), axes, anchor.outputs[0])
+    shape, axes = (operand.shape, axes) if operand.shape else ((1,), (0,))
+    _, kept, reduced = reduction_form(group, shape, axes, anchor.outputs[0])
     results, elements = prod(loop.extent for loop in kept), prod(loop.extent for loop in reduced)
     is_rowwise = bool(reduced) and is_one(reduced[-1].stride)
     side = reduced[-1].extent if is_rowwise else kept[-1].extent

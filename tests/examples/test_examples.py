@@ -60,7 +60,20 @@ def test_a_decoder_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_texts_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "texts.json"
-    arguments = ["--small", "--format", "int8", "--batch", "2", "--rounds", "1", "--tokens", "8", "--json", str(path)]
+    arguments = [
+        "--small",
+        "--no-peer",
+        "--format",
+        "int8",
+        "--batch",
+        "2",
+        "--rounds",
+        "1",
+        "--tokens",
+        "8",
+        "--json",
+        str(path),
+    ]
     generation.main(arguments, standalone_mode=False)
     (row,) = json.loads(path.read_text())
     assert (row["format"], row["batch"]) == ("int8", 2)

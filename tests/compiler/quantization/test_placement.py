@@ -37,7 +37,7 @@ def error_of(model: onnx.ModelProto, quantized: ir.Model) -> float:
 def quantizers(model: ir.Model) -> dict[str, ir.Node]:
     """The nodes that round, by the names of the values."""
     nodes = (node for node in model.graph if node.op_type == "QuantizeLinear")
-    return {str(node.inputs[0].name): node for node in nodes if node.inputs[0] is not None}
+    return {imported_name(node.inputs[0]): node for node in nodes if node.inputs[0] is not None}
 
 
 def narrow_edges(model: ir.Model) -> set[tuple[str, str]]:
@@ -49,8 +49,13 @@ def narrow_edges(model: ir.Model) -> set[tuple[str, str]]:
             if dequantize is not None and dequantize.op_type == "DequantizeLinear" and node.op_type != "DequantizeLinear":
                 quantize = dequantize.inputs[0].producer() if dequantize.inputs[0] is not None else None
                 if quantize is not None and quantize.inputs[0] is not None:
-                    found.add((str(quantize.inputs[0].name), str(node.outputs[0].name)))
+                    found.add((imported_name(quantize.inputs[0]), str(node.outputs[0].name)))
     return found
+
+
+def imported_name(value: ir.Value) -> str:
+    """The name that a value had, whose channels may have factors now."""
+    return str(value.name).removesuffix("_smooth")
 
 
 def test_residual_network() -> None:

@@ -108,6 +108,11 @@ def test_alone(make: Callable[[], list[Case]], level: str) -> None:
     check_in_turn(make(), level)
 
 
+def test_of_a_number_alone() -> None:
+    """A tensor without dimensions has one element, which is the result."""
+    check_in_turn([reduction("LogSum", (), None), reduction("Max", (), None, keepdims=0)], LEVELS[0])
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_with_followers(level: str) -> None:
     cases = [
