@@ -2,10 +2,19 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
+from onnx import parser
 from prefuse.compiler.cli import main
+
+STATIC = """<ir_version: 8, opset_import: ["": 18]> main (float[2,4] x, float[4] b) => (float[2,4] y) {
+  z = Add(x, b)
+  i = Identity(z)
+  y = Relu(i)
+}"""
 
 
 class Terminal:
@@ -31,3 +40,16 @@ class Terminal:
 @pytest.fixture
 def prefuse_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Terminal:
     return Terminal(monkeypatch, capsys)
+
+
+@pytest.fixture(autouse=True)
+def cli_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cache for all tests of the command line."""
+    monkeypatch.setenv("PREFUSE_CACHE", str(tmp_path_factory.getbasetemp() / "cli-cache"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A file with the model STATIC."""
+    onnx.save(parser.parse_model(STATIC), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"

@@ -16,27 +16,11 @@ from prefuse.compiler.pipeline import Context, Pass
 from prefuse.runtime.fit_file import Fit
 from prefuse.runtime.target import Target, host_cpu_flags
 
-from .terminal import Terminal, prefuse_cli
+from .terminal import STATIC, Terminal, cli_cache, model, prefuse_cli
 
-__all__ = ["prefuse_cli"]
+__all__ = ["cli_cache", "model", "prefuse_cli"]
 
-STATIC = """<ir_version: 8, opset_import: ["": 18]> main (float[2,4] x, float[4] b) => (float[2,4] y) {
-  z = Add(x, b)
-  i = Identity(z)
-  y = Relu(i)
-}"""
 DYNAMIC = STATIC.replace("[2,4]", "[N,4]")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFUSE_CACHE", str(tmp_path_factory.getbasetemp() / "cli-cache"))
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    onnx.save(parser.parse_model(STATIC), tmp_path / "m.onnx")
-    return tmp_path / "m.onnx"
 
 
 @pytest.fixture

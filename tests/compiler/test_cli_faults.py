@@ -10,25 +10,9 @@ import onnx
 import pytest
 from onnx import parser
 
-from .terminal import Terminal, prefuse_cli
+from .terminal import Terminal, cli_cache, model, prefuse_cli
 
-__all__ = ["prefuse_cli"]
-STATIC = """<ir_version: 8, opset_import: ["": 18]> main (float[2,4] x, float[4] b) => (float[2,4] y) {
-  z = Add(x, b)
-  i = Identity(z)
-  y = Relu(i)
-}"""
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFUSE_CACHE", str(tmp_path_factory.getbasetemp() / "cli-cache"))
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    onnx.save(parser.parse_model(STATIC), tmp_path / "m.onnx")
-    return tmp_path / "m.onnx"
+__all__ = ["cli_cache", "model", "prefuse_cli"]
 
 
 def test_what_onnxruntime_cannot_run_is_a_fault_of_the_model(prefuse_cli: Terminal, tmp_path: Path) -> None:
