@@ -13,7 +13,7 @@ from .fit_file import find_fit
 from .gpu.binary import architecture_of
 from .hardware import machine as machines
 from .hardware import tile_state
-from .hardware.gpu import gpu_machine, has_half_products, has_mfma
+from .hardware.gpu import gpu_machine, has_byte_mfma, has_half_products, has_mfma
 from .hardware.machine import Machine
 
 _AVX2 = ("avx2", "fma", "f16c", "bmi2")
@@ -153,6 +153,11 @@ class Target:
     def reads_narrow(self) -> bool:
         """Whether kernels of products read operands of narrow types as they lie."""
         return not self.is_gpu or has_half_products(self.level) or has_mfma(self.level)
+
+    @property
+    def multiplies_bytes(self) -> bool:
+        """Whether kernels of products multiply 8-bit integers faster than floats."""
+        return not self.is_gpu or has_half_products(self.level) or has_byte_mfma(self.level)
 
     @property
     def fuses_rows(self) -> bool:

@@ -89,9 +89,11 @@ def parse_options(target: str, precision: str, extra: Mapping[str, object], *, q
 
 def _precision_beside_int8(target: Target) -> Precision:
     """How exactly to compute what is not quantized: the fastest way that is more exact than 8 bits."""
-    if target.is_gpu:
-        raise OptionError("precision", f"programs for {target} are not quantized", 'compile for "cpu", or in "float16"')
-    return "bfloat16" if target.has("avx512_bf16") or target.has_tiles else "float32-fast"
+    if not target.multiplies_bytes:
+        what = f"programs for {target} are not quantized, whose matrix unit, if it has one, is not known to multiply bytes"
+        raise OptionError("precision", what, 'compile in "float16", or in "float32"')
+    is_faster = target.is_gpu or target.has("avx512_bf16") or target.has_tiles
+    return "bfloat16" if is_faster else "float32-fast"
 
 
 def parse_precision(text: str) -> Precision:

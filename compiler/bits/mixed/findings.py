@@ -39,7 +39,8 @@ class Findings:
     """The formats that were found, and the evidence.
 
     `error` is what was measured of the program on `held_out` batches; `programs` are all that were measured in one run. `front`
-    has what the objective costs at other budgets. `is_kept`: the error is within `max_error`.
+    has what the objective costs at other budgets. `is_kept`: the error is within `max_error`. `is_timed`: times were measured,
+    and are not those of the cost model.
     """
 
     calibrated: Calibrated
@@ -58,6 +59,7 @@ class Findings:
     batches: int
     held_out: int
     is_split: bool
+    is_timed: bool
     seconds: float
 
     @property
@@ -93,12 +95,13 @@ class Findings:
         counts = Counter(form for name, form in self.formats.items() if name != REST)
         mixture = ", ".join(f"{count} in {form}" for form, count in counts.most_common())
         where = "held-out batches" if self.is_split else "batches, those calibrated with, as they are few"
+        measured = "measured" if self.is_timed else "by the cost model, as a simulator measures no time"
         allowed = f"{self.max_error:.3g} {'are allowed' if self.is_kept else 'WERE ALLOWED'}"
         return [
             f"{self.name}: {mixture}; all else in {self.formats[REST]}",
             f"{self.metric.name} error {self.error:.3g} on {self.held_out} {where}; {allowed}",
             self.reason,
-            f"{chosen.time_us / 1e3:.3f} ms a call measured, {self.predicted_us / 1e3:.3f} predicted",
+            f"{chosen.time_us / 1e3:.3f} ms a call {measured}, {self.predicted_us / 1e3:.3f} predicted",
             *(
                 f"{'  taken: ' if one is chosen else '  '}{one.name}: {one.time_us / 1e3:.3f} ms, error {one.error:.3g}, "
                 f"{size(one.size_bytes)} of weights"

@@ -58,7 +58,7 @@ def search(
 
     Raises:
         InputError: the data do not fit the model, or there are none in them.
-        OptionError: the plan names units or formats that are not there; or this machine could not run programs for the target.
+        OptionError: the plan names units or formats that are not there; or this machine cannot run programs for the target.
         UnsupportedModelError: the model cannot be compiled into one program, or ONNX Runtime cannot run it.
     """
     if missing := options.target.missing_features():
@@ -158,6 +158,7 @@ class _Search:
             batches=self.split.count,
             held_out=len(self.held_out),
             is_split=self.split.is_split,
+            is_timed=not self.options.target.is_simulated,
             seconds=time.perf_counter() - begin,
         )
 

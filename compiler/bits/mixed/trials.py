@@ -9,7 +9,7 @@ from time import perf_counter
 import numpy as np
 
 from ....runtime.constants.shared import ConstantPool
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.errors import DeviceError, OptionError, UnsupportedModelError
 from ....runtime.executor import CompiledModel
 from ....runtime.profile import Profile, StepProfile, profile_in_turns
 from ...programs.builder import CompileModel
@@ -50,6 +50,12 @@ class Times:
 
     call_us: float
     steps: tuple[StepProfile, ...]
+
+
+def predicted_times(profile: Profile) -> Times:
+    """What the cost model says of a program's steps, which a simulator cannot measure."""
+    steps = tuple(replace(step, time_us=step.group.predicted_us) for step in profile.steps)
+    return Times(sum(step.time_us for step in steps), steps)
 
 
 def times_of(profile: Profile) -> Times:
@@ -99,23 +105,34 @@ class Bench:
 
         Raises:
             CompileError: the model cannot be compiled into one program.
+            OptionError: there is no GPU that runs it.
         """
         key = tuple(sorted(formats.items()))
         if key not in self._known:
             self._progress(f"compiling {name}", fraction)
             net = self._compiled(name, formats)
-            self._known[key] = Trial(
-                name, formats, net, self._metric.measure([_outputs(net, x) for x in self._batches], self._expected)
-            )
+            self._known[key] = Trial(name, formats, net, self._metric.measure(self._results(net), self._expected))
         return self._known[key]
 
     def times(self, trials: Sequence[Trial], fraction: float) -> list[Times]:
-        """What programs take, over a second of calls each, some of each in turn."""
+        """What programs take, over a second of calls each, some of each in turn; on a simulated GPU what is predicted of them."""
         self._progress("measuring programs", fraction)
         batch: Mapping[str, object] = self._batches[0]
+        if self._options.target.is_simulated:
+            return [predicted_times(trial.net.profile(runs=1, **batch)) for trial in trials]
         slowest = max(trial.net.profile(runs=_PROBE_CALLS, **batch).time_us for trial in trials)
         calls = int(np.clip(_SECONDS * 1e6 / max(slowest, 1.0), _LEAST_CALLS, _MOST_CALLS))
         return list(map(times_of, profile_in_turns([trial.net for trial in trials], batch, calls)))
+
+    def _results(self, net: CompiledModel) -> list[Outputs]:
+        """Those of the held-out batches."""
+        try:
+            return [_outputs(net, batch) for batch in self._batches]
+        except DeviceError as error:
+            target = self._options.target
+            what = f"formats are chosen by programs that run, and this one does not: {error.what}"
+            fix = f'search with target="{target.kind}-sim:{target.level}", and give the plan that it finds as bits='
+            raise OptionError("target", what, fix if target.is_gpu and not target.is_simulated else error.fix) from error
 
     def _compiled(self, name: str, formats: Formats) -> CompiledModel:
         model = placed(self._calibrated, formats, self._options.precision)

@@ -134,7 +134,7 @@ def test_bad_calibration() -> None:
         with pytest.raises(InputError, match="NaN or infinities"):
             prefuse.compile(model, precision="int8", calibration=[np.full((2, 7, 32), np.nan, np.float32)], cache=False)
         with pytest.raises(OptionError, match="not quantized"):
-            prefuse.compile(model, precision="int8", calibration=batches(model, 1), target="cuda:sm_90")
+            prefuse.compile(model, precision="int8", calibration=batches(model, 1), target="cuda:sm_75")
         with pytest.raises(OptionError, match="prefuse quantize"):
             prefuse.tune(model, precision="int8")
 

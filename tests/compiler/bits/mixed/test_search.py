@@ -203,7 +203,7 @@ def test_without_data_a_warning_says_what_is_assumed() -> None:
         ({"bits": {"nowhere": "int8"}}, OptionError, "no unit matches"),
         ({"bits": {"*": "int3"}}, OptionError, "unknown format 'int3'"),
         ({"bits": "nowhere.json"}, OptionError, "cannot be read"),
-        ({"target": "cuda:sm_90", "threads": None}, OptionError, "not quantized"),
+        ({"target": "rocm:gfx1030", "threads": None}, OptionError, "not quantized"),
         ({"precision": "int8", "max_error": 1e-2}, OptionError, "max_error: 0.01 given for precision 'int8'"),
         ({"metric": lambda outputs, expected: -1.0}, OptionError, "it gave -1.0"),
     ],
