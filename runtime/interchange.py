@@ -154,6 +154,7 @@ def copied_results(result: object, out: object, names: Sequence[str]) -> object:
 def _like(result: Any, place: object, name: str) -> Any:
     """A result as what it is to be copied to: array or tensor. Raises InputError where it cannot be."""
     array, torch = as_array(result, "result"), sys.modules.get("torch")
+    found: Any
     if isinstance(place, np.ndarray):
         found, is_writable = array, place.flags.writeable
     elif torch is not None and isinstance(place, torch.Tensor):

@@ -71,7 +71,7 @@ class Specialization:
         return Member(self.model)
 
     def run(self, callee: Callable[..., object], tensors: Sequence[object], out: object = None) -> object:
-        """Call the model or a context of it, and give the result its structure; `out` is what is given for the program's outputs."""
+        """Call the model or a context of it, and give the result its structure; `out` is given for the program's outputs."""
         return self.shaped(callee(*tensors) if out is None else callee(*tensors, out=out), tensors)
 
     def shaped(self, result: object, tensors: Sequence[object]) -> object:
