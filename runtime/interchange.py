@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with NumPy)
 import numpy as np
@@ -15,6 +15,8 @@ from .errors import InputError
 
 if TYPE_CHECKING:
     import torch
+
+OUT = "out"  # the keyword for memory of the caller for results, where no input has this name
 
 
 def is_integer(value: object) -> TypeGuard[int]:
@@ -114,3 +116,53 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
         return tensor.numpy()
     signed = getattr(sys.modules["torch"], f"int{8 * dtype.itemsize}")  # which NumPy and torch both have
     return tensor.view(signed).numpy().view(dtype)
+
+
+def taken_out(named: Mapping[str, object], is_input: bool) -> tuple[dict[str, object], object]:
+    """The named inputs of a call, and what it gives for its outputs, unless an input has that name."""
+    rest = dict(named)
+    return rest, None if is_input else rest.pop(OUT, None)
+
+
+def in_output_order(out: object, names: Sequence[str]) -> list[Any]:
+    """What is given for each output. Raises InputError for another number of them, and for a name that no output has."""
+    if isinstance(out, Mapping):
+        if unknown := [name for name in out if name not in names]:
+            raise InputError(OUT, f"the model has no output {unknown[0]!r}", f"the outputs are {', '.join(names)}")
+        return [out.get(name) for name in names]
+    values = list(out) if isinstance(out, (tuple, list)) else [out]
+    if len(values) != len(names):
+        raise InputError(OUT, f"{len(values)} given, the model has {len(names)} outputs", "give None for some of them")
+    return values
+
+
+def copied_results(result: object, out: object, names: Sequence[str]) -> object:
+    """The result of a call, one or a tuple, copied to what is given for it: where a program cannot write there itself.
+
+    Raises:
+        InputError: something that is given is no array or tensor of the result's type and shape that can be written to.
+    """
+    row = result if isinstance(result, tuple) else (result,)
+    given = in_output_order(out, names)
+    pairs = [(_like(one, place, name), place) for one, place, name in zip(row, given, names, strict=True) if place is not None]
+    for one, place in pairs:
+        place[...] = one
+    found = [one if place is None else place for one, place in zip(row, given, strict=True)]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _like(result: Any, place: object, name: str) -> Any:
+    """A result as what it is to be copied to: array or tensor. Raises InputError where it cannot be."""
+    array, torch = as_array(result, "result"), sys.modules.get("torch")
+    found: Any
+    if isinstance(place, np.ndarray):
+        found, is_writable = array, place.flags.writeable
+    elif torch is not None and isinstance(place, torch.Tensor):
+        found, is_writable = as_tensor(array), not place.requires_grad
+    else:
+        what = f"what is given is {type(place).__name__}"
+        raise InputError(f"out, output {name!r}", what, "give a NumPy array or a torch tensor")
+    if place.dtype != found.dtype or tuple(place.shape) != array.shape or not is_writable:
+        what = f"what is given is {place.dtype} of {tuple(place.shape)}{'' if is_writable else ', read-only'}"
+        raise InputError(f"out, output {name!r}", what, f"give {array.dtype.name} of {array.shape} that can be written to")
+    return found

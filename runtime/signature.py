@@ -6,13 +6,13 @@ import difflib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .errors import InputError
 from .hardware.array_address import data_address
-from .interchange import elements_address, misplaced, number_array
+from .interchange import elements_address, in_output_order, misplaced, number_array
 from .plan import Plan, Port
 from .symbolic.size_text import evaluator
 
@@ -48,15 +48,7 @@ class Signature:
             InputError: it cannot be written to as it is: another number of arrays, a name that no output has, another type or
                 shape, not contiguous or read-only; or it shares memory with an input or another output.
         """
-        names = tuple(expected.name for expected in self.outputs)
-        if isinstance(out, Mapping):
-            if unknown := [name for name in out if name not in names]:
-                raise InputError("out", f"the model has no output {unknown[0]!r}", f"the outputs are {', '.join(names)}")
-            values: list[Any] = [out.get(name) for name in names]
-        else:
-            values = list(out) if isinstance(out, (tuple, list)) else [out]
-            if len(values) != len(names):
-                raise InputError("out", f"{len(values)} given, the model has {len(names)} outputs", "give None for some of them")
+        values = in_output_order(out, tuple(expected.name for expected in self.outputs))
         taken = list(zip(addresses, self.inputs, strict=True))
         for value, expected in zip(values, self.outputs, strict=True):
             if value is None:

@@ -138,6 +138,12 @@ class PlanPass(ABC):
 AnyPass = Pass | PlanPass
 
 
+def number(default: int, *, least: int = 0, multiple: int = 1) -> int:
+    """The field of a pass's option that is a whole number from `least` on, of multiples; a plain int is one from 0 on."""
+    found: int = field(default=default, metadata={"least": least, "multiple": multiple})
+    return found
+
+
 class PassError(Exception):
     """A pass crashed or left a broken program: a bug of prefuse, with the command that shows it again."""
 
@@ -216,7 +222,10 @@ def _build(name: str, options: str, table: PassTable) -> AnyPass:
         option, position = match[1], match.end()
         if option not in known:
             raise unknown_name(f"options of {name}", option, known)
-        values[known[option].name] = _parse_value(f"{name}{{{option}}}", match[2], types[known[option].name])
+        item, where = known[option], f"{name}{{{option}}}"
+        values[item.name] = value = _parse_value(where, match[2], types[item.name])
+        if isinstance(value, int) and not isinstance(value, bool):
+            _check_range(where, value, item.metadata.get("least", 0), item.metadata.get("multiple", 1))
     built: AnyPass = cls(**values)
     return built
 
@@ -246,6 +255,13 @@ def _parse_value(where: str, text: str, annotation: object) -> OptionValue:
             raise OptionError(where, f"{value!r} is not {'an integer' if annotation is int else 'a number'}") from None
     assert annotation is str, f"{where}: an option cannot have type {annotation}"
     return str(value)
+
+
+def _check_range(where: str, value: int, least: int, multiple: int) -> None:
+    """Raise OptionError for a number that is too small, or no multiple."""
+    if value < least or value % multiple:
+        of = f", a multiple of {multiple}" if multiple > 1 else ""
+        raise OptionError(where, f"{value} given", f"give a number from {least} on{of}")
 
 
 def _format(one: AnyPass) -> str:

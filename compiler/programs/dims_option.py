@@ -159,7 +159,7 @@ def _refuse(name: str, what: str, fix: str) -> NoReturn:
 
 
 def _checked(box: Box, fix: str) -> Box:
-    if not all(dim.name.isidentifier() and len(dim.sizes) for dim in box):
+    if not all(dim.name.isidentifier() and any(dim.sizes) for dim in box):  # of size 0 alone there is nothing to compile
         raise OptionError("dims", f"{', '.join(map(str, box))}: no sizes, or names that are no words", fix)
     if prod(len(dim.sizes) for dim in box) > MOST_POINTS:
         fix = f"give narrower ranges, or multiples: at most {MOST_POINTS} combinations"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from ...runtime.interchange import copied_results
 from ...runtime.program_set.member import Member
 from ...runtime.program_set.padding import Cut, Padding
 from ...runtime.symbolic.dims import Dim, SymbolicSizeError
@@ -24,8 +25,9 @@ class PaddedSpecialization(Specialization):
     padding: Padding = field(default_factory=lambda: Padding((), ()))
     padded: tuple[Dim, ...] = ()
 
-    def run(self, callee: Callable[..., object], tensors: Sequence[object]) -> object:
-        return self.shaped(self.padding.run(callee, tensors, {dim.name: dim.sizes[-1] for dim in self.padded}), tensors)
+    def run(self, callee: Callable[..., object], tensors: Sequence[object], out: object = None) -> object:
+        result = self.padding.run(callee, tensors, {dim.name: dim.sizes[-1] for dim in self.padded})
+        return self.shaped(result if out is None else copied_results(result, out, self.model.output_names), tensors)
 
     def member(self) -> Member:
         return replace(Specialization.member(self), padded=self.padded, padding=self.padding)

@@ -47,6 +47,10 @@ class ModuleSource:
     def name(self) -> str:
         return self._builder.name
 
+    def has_input(self, name: str) -> bool:
+        parameters = self._parameters.parameters
+        return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
     def bind(self, inputs: tuple[object, ...], named: dict[str, object]) -> Call:
         try:
             bound = self._parameters.bind(*inputs, **named)
@@ -205,6 +209,9 @@ class GraphSource:
     @property
     def name(self) -> str:
         return self._builder.name
+
+    def has_input(self, name: str) -> bool:
+        return name in self._names
 
     def bind(self, inputs: tuple[object, ...], named: dict[str, object]) -> Call:
         given = dict(zip(self._names, in_order(self._names, inputs, named), strict=True))

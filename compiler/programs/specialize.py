@@ -14,6 +14,7 @@ from typing import Protocol
 
 from ...runtime.errors import OptionError
 from ...runtime.executor import CompiledModel, Context, Shared, session_states
+from ...runtime.interchange import OUT, taken_out
 from ...runtime.plan import Plan, Port
 from ...runtime.profile import Profile
 from ...runtime.program_set.member import Member, differences
@@ -69,9 +70,9 @@ class Specialization:
             raise OptionError("save", what, "save each for itself: net.specialize(...).save(path)")
         return Member(self.model)
 
-    def run(self, callee: Callable[..., object], tensors: Sequence[object]) -> object:
-        """Call the model or a context of it, and give the result its structure."""
-        return self.shaped(callee(*tensors), tensors)
+    def run(self, callee: Callable[..., object], tensors: Sequence[object], out: object = None) -> object:
+        """Call the model or a context of it, and give the result its structure; `out` is given for the program's outputs."""
+        return self.shaped(callee(*tensors) if out is None else callee(*tensors, out=out), tensors)
 
     def shaped(self, result: object, tensors: Sequence[object]) -> object:
         """What a call of the model with these tensors gives, in the structure of the result."""
@@ -109,6 +110,9 @@ class Source(Protocol):
     def bind(self, inputs: tuple[object, ...], named: dict[str, object]) -> Call:
         """Sort and check the inputs of a call. Raises InputError."""
 
+    def has_input(self, name: str) -> bool:
+        """Whether calls may give an input of this name."""
+
     def compile(self, call: Call) -> Specialization:
         """Make the program for the signature of a call. Raises CompileError."""
 
@@ -131,15 +135,17 @@ class SpecializedModel(Shared):
         self._session = SpecializedContext(self)  # of calls of the model itself, if it has states
 
     def __call__(self, /, *inputs: object, **named: object) -> object:
-        """Run the model, compiled for these inputs.
+        """Run the model, compiled for these inputs. `out`, a keyword where no input has this name, gives memory for the results,
+        as for `CompiledModel`: of a module for the tensors in its result, one after the other.
 
         Raises:
-            InputError: the inputs are not those of the model.
+            InputError: the inputs or `out` are not those of the model.
             CompileError: it cannot be compiled for them.
             ArenaMemoryError: there is no memory for the activations.
         """
+        named, out = taken_out(named, self._source.has_input(OUT)) if OUT in named else (named, None)
         found, tensors = self._find(inputs, named)
-        return self._session.run(found, tensors) if found.has_states else found.run(found.model, tensors)
+        return self._session.run(found, tensors, out) if found.has_states else found.run(found.model, tensors, out)
 
     def specialize(self, /, *inputs: object, **named: object) -> CompiledModel | StagedModel:
         """The program for inputs like these, as a model of its own: it takes and returns their tensors in a row."""
@@ -298,11 +304,12 @@ class SpecializedContext:
 
     def __call__(self, /, *inputs: object, **named: object) -> object:
         """Run the model, as `SpecializedModel` does."""
-        return self.run(*self._model._find(inputs, named))
+        named, out = taken_out(named, self._model._source.has_input(OUT)) if OUT in named else (named, None)
+        return self.run(*self._model._find(inputs, named), out)
 
-    def run(self, found: Specialization, tensors: Sequence[object]) -> object:
+    def run(self, found: Specialization, tensors: Sequence[object], out: object = None) -> object:
         """Call one specialisation. Raises InputError where it keeps other states than the first one, or another thread calls."""
-        return found.run(self._contexts.get(found.model) or self._context(found.model), tensors)
+        return found.run(self._contexts.get(found.model) or self._context(found.model), tensors, out)
 
     @property
     def states(self) -> States:

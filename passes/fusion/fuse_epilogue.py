@@ -17,7 +17,7 @@ from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ...compiler.ir.matching import has_same_shape, static_shape
 from ...compiler.ir.rewriter import Rejection
 from ...compiler.ir.rows import rows_of
-from ...compiler.pipeline import Context, Pass
+from ...compiler.pipeline import Context, Pass, number
 from ...runtime.target import Target
 from .operand_reads import is_readable
 from .short_runs import short_run_fault
@@ -39,7 +39,7 @@ class FuseEpilogue(Pass):
     """
 
     name: ClassVar[str] = "fuse-epilogue"
-    max_ops: int = 32  # largest group, in nodes; a longer epilogue spills registers
+    max_ops: int = number(32, least=1)  # largest group, in nodes; a longer epilogue spills registers
 
     def run(self, model: ir.Model, context: Context) -> bool:
         order = {node: index for index, node in enumerate(model.graph)}

@@ -16,7 +16,7 @@ from ...compiler.ir.functions import drop_uncalled_groups, fuse_into_function, i
 from ...compiler.ir.kinds import is_pointwise
 from ...compiler.ir.names import fresh_name
 from ...compiler.ir.rewriter import Rejection, copy_source, remove_nodes
-from ...compiler.pipeline import Context, Pass
+from ...compiler.pipeline import Context, Pass, number
 from ...kernels.cost.memory import parallel_work
 from ...kernels.cost.operations import operations_of
 from .fusion_cost import Join, drawback
@@ -39,8 +39,8 @@ class FusePrologue(Pass):
     """
 
     name: ClassVar[str] = "fuse-prologue"
-    max_ops: int = 32  # largest group, in nodes
-    max_readers: int = 4  # kernels that may compute the same
+    max_ops: int = number(32, least=1)  # largest group, in nodes
+    max_readers: int = number(4, least=1)  # kernels that may compute the same
 
     def run(self, model: ir.Model, context: Context) -> bool:
         moving = _Moving(model, context, self, context.kernels_of(model))

@@ -14,7 +14,7 @@ from ...compiler.ir.functions import body_of, drop_uncalled_groups, fuse_into_fu
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ...compiler.ir.matching import has_same_shape
 from ...compiler.ir.rewriter import Rejection
-from ...compiler.pipeline import Context, Pass
+from ...compiler.pipeline import Context, Pass, number
 from .short_runs import short_run_fault
 
 _NORMALIZATIONS = frozenset(["LayerNormalization", "RMSNormalization"])
@@ -38,7 +38,7 @@ class MergeGroups(Pass):
     """
 
     name: ClassVar[str] = "merge-groups"
-    max_ops: int = 32  # largest group, in nodes
+    max_ops: int = number(32, least=1)  # largest group, in nodes
     small_elements: int = 4096  # groups with results up to this size merge also where they share nothing
 
     def run(self, model: ir.Model, context: Context) -> bool:

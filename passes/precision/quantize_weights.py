@@ -18,7 +18,7 @@ from ...compiler.ir.names import fresh_name
 from ...compiler.ir.opset_raise import raise_obstacle, raise_opset
 from ...compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, graph_of
 from ...compiler.ir.stored_weights import PRODUCTS, k_axis_of, product_fault
-from ...compiler.pipeline import Context, Pass
+from ...compiler.pipeline import Context, Pass, number
 from ...compiler.quantization.formats import group_scales, quantize_channels, quantize_groups
 from ...runtime.precision import Weights
 from .narrow_tables import read_tables
@@ -43,7 +43,7 @@ class QuantizeWeights(Pass):
 
     name: ClassVar[str] = "quantize-weights"
     weights: Weights | None = None
-    block_size: int = 32  # of int4, along k
+    block_size: int = number(32, least=_WORD, multiple=_WORD)  # of int4, along k
     min_elements: int = 1 << 14
 
     def run(self, model: ir.Model, context: Context) -> bool:

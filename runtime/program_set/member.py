@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 
 from ..executor import CompiledModel
+from ..interchange import copied_results
 from ..symbolic.dims import Dim
 from ..symbolic.size_text import evaluator
 from .padding import Padding
@@ -97,11 +98,13 @@ class Member:
         sizes = {} if self.padding is None else self.padding.sizes(shapes)
         return all(sizes[dim.name] == dim.sizes[-1] for dim in self.padded)
 
-    def run(self, callee: Callable[..., object], tensors: Sequence[object]) -> object:
-        """Call the model or a context of it with inputs that it serves: one array or tensor, or a tuple of them."""
+    def run(self, callee: Callable[..., object], tensors: Sequence[object], out: object = None) -> object:
+        """Call the model or a context of it with inputs that it serves: one array or tensor, or a tuple of them. Results are
+        copied to `out` where the program's own are longer."""
         if self.padding is None:
-            return callee(*tensors)
-        return self.padding.run(callee, tensors, {dim.name: dim.sizes[-1] for dim in self.padded})
+            return callee(*tensors) if out is None else callee(*tensors, out=out)
+        result = self.padding.run(callee, tensors, {dim.name: dim.sizes[-1] for dim in self.padded})
+        return result if out is None else copied_results(result, out, self.model.output_names)
 
 
 def differences(members: Sequence[Member]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import InputError, OptionError
 from ..executor import CompiledModel, Context, Shared
-from ..interchange import all_as_tensors, as_array, is_torch, number_array
+from ..interchange import OUT, all_as_tensors, as_array, copied_results, is_torch, number_array, taken_out
 from ..plan import Plan, Port
 from ..profile import Profile
 from ..signature import in_order
@@ -37,10 +37,10 @@ class ProgramSet(Shared):
         self._known: dict[tuple[tuple[int, ...], ...], Member] = {}
 
     def __call__(self, /, *inputs: object, **named: object) -> object:
-        """Run the program for the sizes of these inputs.
+        """Run the program for the sizes of these inputs. `out` is what it is for `CompiledModel`.
 
         Raises:
-            InputError: the inputs are not those of the model, or no program is for their sizes.
+            InputError: the inputs or `out` are not those of the model, or no program is for their sizes.
             ArenaMemoryError: there is no memory for the activations.
         """
         return self.run(lambda model: model, inputs, named)
@@ -53,15 +53,16 @@ class ProgramSet(Shared):
         Raises:
             InputError: as a call.
         """
+        named, out = taken_out(named, OUT in self.input_names)
         tensors, shapes = self._ordered(inputs, named)
         member = self._member(shapes)
         if member is not None:
-            return member.run(callee_of(member.model), tensors)
+            return member.run(callee_of(member.model), tensors, out)
         empty = next((found for one in self._members if (found := one.nothing(shapes)) is not None), None)
         if empty is None:
             raise self._refusal(shapes)
         results: Sequence[object] = all_as_tensors(empty) if is_torch(tensors) else empty
-        return results[0] if len(results) == 1 else tuple(results)
+        return copied_results(tuple(results), [None] * len(results) if out is None else out, self.output_names)
 
     def find(self, inputs: Sequence[object], named: dict[str, object]) -> tuple[Member, Sequence[object]]:
         """The program for a call, and its inputs in order. Raises InputError."""

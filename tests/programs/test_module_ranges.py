@@ -92,7 +92,13 @@ def tagger(every_export: list[Any]) -> tuple[Tagger, SymbolicModel]:
 @pytest.mark.parametrize(("rows", "tokens"), [(4, 24), (2, 7), (3, 1), (3, 2)])
 def test_every_size_is_right(tagger: tuple[Tagger, SymbolicModel], exports: list[Any], rows: int, tokens: int) -> None:
     module, net = tagger
-    check(net, module, *inputs(rows, tokens))
+    given = inputs(rows, tokens)
+    check(net, module, *given)
+    out = [torch.empty_like(one) for one in torch.utils._pytree.tree_leaves(net(*given))]
+    result: Any = net(*given, out=out)
+    leaves = torch.utils._pytree.tree_leaves(result)
+    assert all(one is other for one, other in zip(leaves, out, strict=True))
+    check(lambda *_: result, module, *given)
     assert not exports
     assert "sizes B=2..4, T=" in net.report()
 

@@ -67,6 +67,13 @@ def test_ranges_of_two_dimensions(similarity: SpecializedModel, tmp_path: Path) 
     found = loaded(torch.from_numpy(query), torch.from_numpy(keys))
     assert isinstance(found, torch.Tensor)
     assert same(found.numpy(), expected)
+    out = np.full((33, 3), np.nan, np.float32)
+    for call in (loaded, session):
+        out[:] = np.nan
+        assert call(floats(33, 32), keys=floats(3, 32), out=out) is out
+        assert same(out, similarity(floats(33, 32), floats(3, 32)))
+        with pytest.raises(prefuse.CompileError, match="out"):
+            call(floats(33, 32), floats(4, 32), out=out)
     assert loaded.input_names == ("query", "keys")
     assert loaded.output_names == ("scores",)
     assert [port.type.shape for port in loaded.inputs] == [(40, 32), (50, 32)]
@@ -116,6 +123,13 @@ def test_padded_sizes(tmp_path: Path) -> None:
     for (t, n), expected in results.items():
         assert same(loaded(floats(t, n, 8)), expected)
         assert same(loaded.context()(floats(t, n, 8)), expected)
+        row = expected if isinstance(expected, tuple) else (expected,)
+        for call in (net, net.context(), loaded, loaded.context()):  # of a longer result, what is given takes a copy
+            outs = [np.full_like(one, np.nan) for one in row]
+            call(floats(t, n, 8), out=outs)
+            assert all(map(same, outs, row))
+            with pytest.raises(prefuse.CompileError, match="what is given is"):
+                call(floats(t, n, 8), out=[one[:0] for one in outs])
 
 
 def test_calls_of_several_sizes_share_their_weights(tmp_path: Path) -> None:

@@ -100,8 +100,17 @@ def test_results_go_where_the_caller_wants_them(mlp: Compiled) -> None:
     net.specialize(x)(x, out=out[1:10])
     np.testing.assert_allclose(out[1:10], reference(model, {"x": x})[0], rtol=2e-5, atol=2e-5)
     assert np.isnan(out[[0, 10]]).all()
-    with pytest.raises(InputError, match=r"out"):
-        net.specialize(x)(x, out=out)
+    for call in (net, net.context()):
+        out[:] = np.nan
+        place = out[1:10]
+        assert call(x, out=place) is place
+        np.testing.assert_array_equal(place, called(net, x))
+        assert np.isnan(out[[0, 10]]).all()
+    for wrong in (net, net.context(), net.specialize(x)):
+        with pytest.raises(InputError, match=r"out"):
+            wrong(x, out=out)
+    nothing = np.empty((0, 20), np.float32)
+    assert net(x[:0], out=nothing) is nothing
 
 
 @pytest.mark.parametrize(
@@ -171,6 +180,8 @@ def test_a_saved_program_checks_its_sizes(mlp: Compiled, tmp_path: Path) -> None
         ({"z": {0: (1, 8)}}, "no tensor of the call is 'z'"),
         ({"N": (8, 1)}, "no sizes"),
         ({"N": (1, 8, 0)}, "no sizes"),
+        ({"N": (0, 0)}, "no sizes"),
+        ({"N": (0, 3, 4)}, "no sizes"),
         ({"N": (1, 10**7)}, "too many"),
         ({"N": (1, 8), 3: (1, 8)}, "no mapping"),
     ],

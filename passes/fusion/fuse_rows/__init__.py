@@ -11,7 +11,7 @@ from ....compiler.ir.functions import fuse_into_function
 from ....compiler.ir.kinds import is_pointwise
 from ....compiler.ir.rewriter import Rejection
 from ....compiler.ir.rows import Rows, claimed_nodes, rows_of
-from ....compiler.pipeline import Context, Pass
+from ....compiler.pipeline import Context, Pass, number
 from ....runtime.target import Target
 from .columns import column_fault, is_by_column, spell_as_sum, summed_rows
 from .growth import Growth, neighbours
@@ -44,7 +44,7 @@ class FuseRows(Pass):
     """
 
     name: ClassVar[str] = "fuse-rows"
-    max_ops: int = 32  # largest group, in nodes
+    max_ops: int = number(32, least=1)  # largest group, in nodes
 
     def run(self, model: ir.Model, context: Context) -> bool:
         if model.graph.opset_imports.get("", 1) < _SOFTMAX_OPSET:

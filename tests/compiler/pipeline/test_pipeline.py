@@ -115,12 +115,12 @@ def test_defaults_are_left_out() -> None:
 
 OPTIONS = st.builds(
     Flip,
-    st.integers(),
+    st.integers(0),
     st.floats(allow_nan=False),
     st.booleans(),
     st.text(),
     st.sampled_from(["all", "some"]),
-    st.none() | st.integers(),
+    st.none() | st.integers(0),
 )
 
 
@@ -143,6 +143,7 @@ def test_default_pipeline_round_trips() -> None:
         ("zzz", "known: break, flip, grow"),
         ("flip{max-op=3}", "options of flip: unknown name 'max-op'; did you mean 'max-ops'?"),
         ("flip{max-ops=many}", "flip{max-ops}: 'many' is not an integer"),
+        ("flip{max-ops=-1}", "flip{max-ops}: -1 given; give a number from 0 on"),
         ("flip{ratio=x}", "flip{ratio}: 'x' is not a number"),
         ("flip{fast=1}", "'1' is not a boolean; write true or false"),
         ("flip{mode=al}", "flip{mode}: unknown name 'al'; did you mean 'all'?"),
@@ -157,6 +158,12 @@ def test_bad_text(text: str, message: str) -> None:
     with pytest.raises(OptionError) as caught:
         parse_pipeline(text, TABLE)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["fuse-epilogue{max-ops=0}", "fuse-prologue{max-readers=0}", "quantize-weights{block-size=12}"])
+def test_numbers_that_no_pass_can_use(text: str) -> None:
+    with pytest.raises(OptionError, match="give a number from"):
+        parse_pipeline(text, PASSES)
 
 
 # -------------------------------------------------------------------------------------------------------------- runner
