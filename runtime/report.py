@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
-from .plan import Copy, Host, Kernel, Launch, Plan, Role
+from .plan import SHARED, Copy, Host, Kernel, Launch, Plan, Role
 from .program_file import Program
 
 _SHOWN = 20  # lines of each list
@@ -33,9 +33,8 @@ def _summary(program: Program) -> Iterator[str]:
         grids = sum(symbols[step.kernel] for step in plan.steps if isinstance(step, Launch))
         yield f"  code for {plan.target}: {size(len(program.library))}, {len(functions)} functions, {grids} grids a call"
     for space in plan.spaces:
-        held = ", ".join(
-            sorted({buffer.role for buffer in plan.buffers if buffer.space == space.name and buffer.offset is not None})
-        )
+        lying = [buffer for buffer in plan.buffers if buffer.space == space.name]
+        held = ", ".join(sorted({one.role for one in lying if one.offset is not None or space.name == SHARED}))
         bound = "" if space.capacity_bytes is None else f" of {size(space.capacity_bytes)}"
         if held:
             yield f"  memory {space.name}: {size(space.size_bytes)}{bound} ({held})"

@@ -138,6 +138,7 @@ def test_a_saved_program_is_whole(tmp_path: Path) -> None:
     assert isinstance(loaded, CompiledModel)
     np.testing.assert_array_equal(loaded(x), wanted)
     assert {buffer.offset for buffer in loaded.plan.buffers if buffer.space == SHARED} == {None}
+    assert "memory shared: " in loaded.report()  # which have no offsets, but take memory
     loaded.save(tmp_path / "copy.prefuse")
     assert (tmp_path / "copy.prefuse").read_bytes() == (tmp_path / "net.prefuse").read_bytes()
     again = prefuse.load(tmp_path / "copy.prefuse")
