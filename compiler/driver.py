@@ -169,12 +169,12 @@ def _lowered(model: ir.Model, options: Options, known: Kernels) -> tuple[list[Lo
 
 
 def _limit_in_bytes(model: ir.Model, options: Options, known: Kernels) -> MemoryLimit | None:
-    """A percentage is of what the program takes without a limit, whose weights are whole: that is planned first."""
+    """The limit, and what the program takes without one, whose weights are whole: that is planned first."""
     limit = options.memory_limit
-    if limit is None or limit.percent is None:
-        return limit
-    whole = plan_model(model.clone(), replace(options, memory_limit=None), known=known)
-    return MemoryLimit(size_bytes=limit.of(planned_bytes(whole.plan)))
+    if limit is None:
+        return None
+    whole = planned_bytes(plan_model(model.clone(), replace(options, memory_limit=None), known=known).plan)
+    return MemoryLimit(size_bytes=limit.of(whole), whole_bytes=whole)
 
 
 def _faster(

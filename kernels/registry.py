@@ -27,7 +27,7 @@ from .convolution import convolution_gpu as gpu_convolution
 from .convolution import convolution_mma_gpu as gpu_mma_convolution
 from .convolution import transposed_convolution_mma_gpu as gpu_mma_transposed
 from .elementwise import arange, elementwise, one_hot, random_numbers, trilu
-from .groups.configuration import TEMPLATE, Configuration, ignored
+from .groups.configuration import KEPT_TEMPLATE, TEMPLATE, Configuration, ignored
 from .groups.group import Group
 from .linalg import (
     dequantized_matmul,
@@ -184,9 +184,9 @@ def candidates(group: Group, target: Target) -> tuple[list[tuple[str, Candidate]
 
     Of a group whose sizes a call decides, where these are their hints.
 
-    The one that the configuration names comes first, then those of the fewest cycles, and last those whose cycles are floors
-    alone; the order of the list breaks ties. On GPUs what is written for them comes before the loop nests of CPUs, of whose
-    threads estimates know nothing.
+    The one that the group's product or its configuration names comes first, then those of the fewest cycles, and last those whose
+    cycles are floors alone; the order of the list breaks ties. On GPUs what is written for them comes before the loop nests of
+    CPUs, of whose threads estimates know nothing.
     """
     if reason := _obstacle(group):
         return [], {"all": reason}
@@ -194,7 +194,7 @@ def candidates(group: Group, target: Target) -> tuple[list[tuple[str, Candidate]
     planned = {template.name: _plan(template, group, target) for template in _templates_for(group, target)}
     found = [(name, one) for name, one in planned.items() if isinstance(one, Candidate)]
     refused = {name: one.reason for name, one in planned.items() if isinstance(one, Refusal)}
-    wanted = group.configuration.get(TEMPLATE)
+    wanted = _wanted(group)
     times = {name: one.estimate.wall_cycles(target.machine) for name, one in found}
 
     def rank(one: tuple[str, Candidate]) -> tuple[bool, bool, float]:
@@ -237,7 +237,7 @@ def _obstacle(group: Group) -> str:
 
 
 def _templates_for(group: Group, target: Target) -> list[Template]:
-    """The templates for the group's anchors: first the one that its configuration names, then in the order of the list."""
+    """The templates for the group's anchors: first the one that is wanted, then in the order of the list."""
     anchors = {op.op_type for op in anchors_of(group)}
     templates = (*(GPU_TEMPLATES if target.is_gpu else TILE_TEMPLATES if target.has_tiles else ()), *TEMPLATES)
     if target.is_gpu:
@@ -245,8 +245,14 @@ def _templates_for(group: Group, target: Target) -> list[Template]:
     fitting = [t for t in templates if anchors <= t.anchors and bool(anchors) == bool(t.anchors)]
     if _is_prologued(group):  # rows compute what comes before them once, the others where they read it
         fitting.sort(key=lambda template: not template.has_surroundings)
-    wanted = group.configuration.get(TEMPLATE)
+    wanted = _wanted(group)
     return sorted(fitting, key=lambda template: template.name != wanted)
+
+
+def _wanted(group: Group) -> str | None:
+    """The template that is to compute a group before all others: that whose bits it must have, else its configuration's."""
+    kept = (op.attribute(KEPT_TEMPLATE) for op in group.ops)
+    return next((str(name) for name in kept if name is not None), group.configuration.get(TEMPLATE))
 
 
 def _is_prologued(group: Group) -> bool:

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ...kernels.groups.configuration import KEPT_TEMPLATE
 from ...kernels.groups.group import Group, Op
 from ...runtime.precision import Precision
 from ...runtime.target import Target
 from ..ir.aliases import view_root
+from ..ir.assignments.kept_template import kept_template
 from ..ir.assignments.node_precision import most_exact, precision_in
 from ..ir.bounds import Bounded, bounded_of, trim_of
 from ..ir.constants import constant_tensor
@@ -21,7 +23,7 @@ from ..ir.functions import body_of, is_fused, metadata_of
 from ..ir.kinds import Kind, kind_of
 from ..ir.shared_weights import PANELS, has_shared_weights
 from ..ir.states import state_inputs
-from ..ir.stored_weights import ROW_BITS
+from ..ir.stored_weights import PRODUCTS, ROW_BITS
 from ..ir.symbolic.symbols import constant_sizes
 from .product_chains import precise_products
 from .residual_branches import convolutions_on_branches
@@ -139,7 +141,7 @@ def _group(model: ir.Model, nodes: tuple[ir.Node, ...], call: ir.Node, names: di
             continue
         inputs = tuple(name(value) for value in node.inputs)
         outputs = tuple(name(value) for value in node.outputs)
-        attributes = dict(_attributes(node)) | _row_bits(metadata) | _panels(node, metadata)
+        attributes = dict(_attributes(node)) | _row_bits(metadata) | _panels(node, metadata) | _template(node, metadata)
         ops.append(Op(node.op_type, inputs, outputs, attributes, _version(model, node)))
     inputs = tuple(dict.fromkeys(str(v.name) for v in call.inputs if v is not None))
     return Group(tuple(ops), inputs, tuple(str(v.name) for v in call.outputs if v.name), types, constants, literals)
@@ -153,6 +155,12 @@ def _row_bits(metadata: Mapping[str, str]) -> dict[str, int]:
 def _panels(node: ir.Node, metadata: Mapping[str, str]) -> dict[str, int]:
     """The attribute that tells kernels that a table lies in panels."""
     return {PANELS: int(metadata[PANELS])} if node.op_type == "Gather" and PANELS in metadata else {}
+
+
+def _template(node: ir.Node, metadata: Mapping[str, str]) -> dict[str, str]:
+    """The attribute that tells which template computes a product, whatever is cheaper."""
+    template = kept_template(metadata) if node.op_type in PRODUCTS and node.domain == "" else None
+    return {} if template is None else {KEPT_TEMPLATE: template}
 
 
 def _literals(call: ir.Node) -> tuple[dict[str, np.ndarray], frozenset[str]]:

@@ -1,4 +1,4 @@
-"""Groups as passes would make them: Casts of operands that lie in narrow types, Transposes of what lies channels-last."""
+"""Groups as passes would make them: operands that lie in narrow types, as integers with scales, or channels-last."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import onnx_ir as ir
 from ...kernels.groups.group import Group, Op
 from ...runtime.plan import TensorType
 from ..ir.assignments.kernel_choice import Variant
+from ..ir.assignments.stored_form import StoredForm
+from ..ir.facts import dtype_name
 
 
 def with_variant(group: Group, node: ir.Node, variant: Variant) -> Group:
     """The group of `node` as `variant` says, with new names for the operands and results that lie otherwise."""
     for position, form in reversed(variant.formats):
         group = _with_format(group, _name(node, position), form)
+    for position, stored in reversed(variant.stored):
+        group = _with_integers(group, _name(node, position), stored)
     for position in reversed(variant.channels_last):
         group = _with_last_operand(group, _name(node, position))
     for name in group.outputs if variant.has_channels_last_results else ():
@@ -33,6 +37,22 @@ def _with_format(group: Group, name: str, dtype: str) -> Group:
     narrow = f"{name}.{dtype}"
     cast = Op("Cast", (narrow,), (name,), {"to": int(ir.DataType.FLOAT)}, group.ops[0].version)
     return _reading(group, cast, TensorType(group.types[name].shape, dtype))
+
+
+def _with_integers(group: Group, name: str, form: StoredForm) -> Group:
+    """The group with a DequantizeLinear of constant integers, scales and perhaps zero points in the place of `name`."""
+    integers, scale, zero = f"{name}.integers", f"{name}.scale", f"{name}.zero"
+    attributes = {"axis": form.axis} | ({"block_size": form.block} if form.block else {})
+    read = (integers, scale, zero) if form.has_zeros else (integers, scale)
+    dequantize = Op("DequantizeLinear", read, (name,), attributes, group.ops[0].version)
+    dtype = dtype_name(form.dtype)
+    types = {integers: TensorType(form.shape, dtype), scale: TensorType(form.scales, "float32")}
+    types |= {zero: TensorType(form.scales, dtype)} if form.has_zeros else {}
+    inputs = tuple(one for whole in group.inputs for one in (read if whole == name else (whole,)))
+    constants = group.constants - {name} | set(read)
+    return replace(
+        group, ops=(dequantize, *group.ops), inputs=inputs, types={**group.types, **types}, constants=frozenset(constants)
+    )
 
 
 def _with_last_operand(group: Group, name: str) -> Group:

@@ -20,7 +20,6 @@ PASSES: dict[str, str] = {
     "order-concats": "prefuse.passes.plan.order_concats:OrderConcats",
     "concat-to-split-weight": "prefuse.passes.weights.concat_to_split_weight:ConcatToSplitWeight",
     "merge-parallel-matmul": "prefuse.passes.weights.merge_parallel_matmul:MergeParallelMatmul",
-    "split-weights": "prefuse.passes.weights.split_weights:SplitWeights",
     "fuse-recurrent": "prefuse.passes.operators.fuse_recurrent:FuseRecurrent",
     "reassociate-product": "prefuse.passes.weights.reassociate_product:ReassociateProduct",
     "sink-reorders": "prefuse.passes.fusion.sink_reorders:SinkReorders",
@@ -30,6 +29,7 @@ PASSES: dict[str, str] = {
     "keep-weights": "prefuse.passes.precision.keep_weights:KeepWeights",
     "share-tables": "prefuse.passes.weights.share_tables:ShareTables",
     "quantize-weights": "prefuse.passes.precision.quantize_weights:QuantizeWeights",
+    "split-weights": "prefuse.passes.weights.split_weights:SplitWeights",
     "place-casts": "prefuse.passes.precision.place_casts:PlaceCasts",
     "choose-layout": "prefuse.passes.layout.choose_layout:ChooseLayout",
     "fuse-rows": "prefuse.passes.fusion.fuse_rows:FuseRows",
@@ -42,13 +42,14 @@ PASSES: dict[str, str] = {
 }
 
 # Structure first, then what ONNX spells out as its own operators, then what moves weights together, then groups; fuse-epilogue
-# once more for what transposes stood between.
+# once more for what transposes stood between. Weights are cut within a memory limit when it is decided what each product is and
+# reads, so that pieces are computed as the whole would have been.
 DEFAULT_PIPELINE = (
     "canonicalize,unroll-loops,eliminate-dead,merge-equal,sink-scales,keep-weights,decompose,bound-shapes,canonicalize,merge-equal,eliminate-dead,"
     "fuse-norm,fuse-recurrent,reassociate-product,"
     "fold-batchnorm,canonicalize,eliminate-dead,order-concats,concat-to-split-weight,merge-parallel-matmul,"
-    "fold-batchnorm,canonicalize,eliminate-dead,split-weights,"
-    "fuse-attention,sink-reorders,fuse-gather,share-tables,quantize-weights,assign-formats,place-casts,"
+    "fold-batchnorm,canonicalize,eliminate-dead,"
+    "fuse-attention,sink-reorders,fuse-gather,share-tables,quantize-weights,assign-formats,split-weights,place-casts,"
     "fuse-rows,fuse-epilogue,merge-groups,choose-layout,canonicalize,merge-equal,eliminate-dead,fuse-epilogue,fuse-prologue,"
     "order-nodes,plan-memory,schedule-prefetch"
 )

@@ -12,6 +12,8 @@ from typing import TypeAlias
 
 Configuration: TypeAlias = Mapping[str, str]  # of names of choices to names of options
 TEMPLATE = "template"  # the choice among the templates that take a group
+# Attribute of an operator: the template that computes its group, whatever is cheaper, for the sake of equal bits.
+KEPT_TEMPLATE = "prefuse.template"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from ..microkernels.weight_packing import Sections
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import machine_of
 from ..template.values import anchor_of
-from .stored_weights import WeightsKernel, stored_weights
+from .stored_weights import WeightsKernel, scaled, stored_weights
 
 _LONGEST_BLOCK = 256  # elements of k that are unpacked at a time
 _FEW_ROWS = 8  # for which a block stays in L1
@@ -182,6 +182,6 @@ class _DequantizedKernel(WeightsKernel):
 
             def element(column: Expr) -> None:
                 value = scratch.sums[line + column - begin]
-                store(0, row, 0, column, value if scale is None else value * scale(0, column - begin))
+                store(0, row, 0, column, value if scale is None else scaled(value, scale(0, column - begin)))
 
             builder.dynamic_vector_loop(begin, end, tile.lanes, element)

@@ -18,7 +18,7 @@ from ..microkernels.register_tile import WORK_PER_OPERATION, Tile
 from ..microkernels.weight_packing import Sections
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.values import anchor_of
-from .stored_weights import BlockReader, WeightsKernel, stored_weights
+from .stored_weights import BlockReader, WeightsKernel, scaled, stored_weights
 
 ROW_BITS = "prefuse.row_bits"  # attribute of a product: 8 where its rows may be rounded to int8 by blocks
 _DIGITS_OF_PRECISION = {"float32": 3}  # others: two, whose error is 2^-16
@@ -129,7 +129,7 @@ class _FixedPointKernel(WeightsKernel):
             def element(column: Expr) -> None:
                 value = totals[line + column - begin]
                 if column_scale is not None:
-                    value = value * column_scale(column - begin)
+                    value = scaled(value, column_scale(column - begin))
                 store(0, first + row, 0, column, value)
 
             builder.dynamic_vector_loop(begin, end, LANES, element)

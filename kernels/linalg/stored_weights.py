@@ -82,6 +82,15 @@ def _scale_fault(group: Group, anchor: Op, op: Op, found: Weights) -> Refusal | 
     return None if axis == k_axis and scales == wanted else Refusal("blocks are not along k")
 
 
+def scaled(value: Expr, scale: Expr) -> Expr:
+    """A sum times the scale of its column, rounded before anything is added to it.
+
+    LLVM would contract the product and a sum behind it into one multiply-add, so that a result's bits would depend on what is
+    computed in its store.
+    """
+    return tirx.call_llvm_pure_intrin("float32", "llvm.arithmetic.fence", value * scale)
+
+
 class WeightsKernel(MatMulKernel):
     """A product by stored weights being built: rows in memory, panels of words, scales and zero points by panels."""
 

@@ -9,12 +9,13 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from ...compiler.ir.assignments.stored_form import BITS, StoredForm
 from ...compiler.ir.constants import add_constant, constant_array, constant_tensor
 from ...compiler.ir.facts import infer_node
 from ...compiler.ir.matching import is_constant, static_shape
 from ...compiler.ir.names import fresh_name
 from ...compiler.ir.rewriter import Rejection, apply_rules, copy_source, drop_unused_constants, graph_of, remove_nodes
-from ...compiler.ir.stored_weights import BITS, PRODUCTS, StoredForm, form_of, is_stored_weights, k_axis_of, product_fault
+from ...compiler.ir.stored_weights import PRODUCTS, form_of, is_stored_weights, k_axis_of, product_fault
 from ...compiler.pipeline import Context, Pass
 
 _SIGNED = {

@@ -10,10 +10,14 @@ LEAST_STREAMED_BYTES = 1 << 16  # smaller constants stay in memory under any lim
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """Bytes, or `percent` of what the weights and activations of a program take without a limit. One of them is given."""
+    """Bytes, or `percent` of what the weights and activations of a program take without a limit. One of them is given.
+
+    `whole_bytes` is that, where it is known.
+    """
 
     size_bytes: int | None = None
     percent: float | None = None
+    whole_bytes: int | None = None
 
     def of(self, total_bytes: int) -> int:
         """The bytes that a program may take that takes `total_bytes` without a limit."""

@@ -12,19 +12,22 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from .operand_formats import Format
+from .stored_form import StoredForm
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
     """A node or group as a pass would make it, told by positions of its operands.
 
-    Operands in `formats` lie in memory in a narrow type, and Casts make float32 of them. Those at `channels_last` lie
+    Operands in `formats` lie in memory in a narrow type, and Casts make float32 of them. Those in `stored` lie as integers, and a
+    DequantizeLinear makes float32 of them. Those at `channels_last` lie
     channels-last, and so do all results with `has_channels_last_results`; Transposes around the node keep ONNX's order for it.
     """
 
     formats: tuple[tuple[int, Format], ...] = ()
     channels_last: tuple[int, ...] = ()
     has_channels_last_results: bool = False
+    stored: tuple[tuple[int, StoredForm], ...] = ()
 
 
 AS_IT_IS = Variant()

@@ -10,13 +10,13 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
+from ....compiler.ir.assignments.stored_form import BITS
 from ....compiler.ir.constants import constant_array, constant_tensor
 from ....compiler.ir.facts import has_static_type
 from ....compiler.ir.kinds import Kind, kind_of
 from ....compiler.ir.matching import is_constant, is_read, static_shape
 from ....compiler.ir.rewriter import Rejection
 from ....compiler.ir.scopes import subgraphs_of
-from ....compiler.ir.stored_weights import BITS
 from ....runtime.symbolic.shapes import is_symbolic
 from ....runtime.symbolic.sizes import greatest_of
 from ..determinism import is_deterministic

@@ -9,12 +9,16 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from ....compiler.ir.assignments.kernel_choice import AS_IT_IS, Ask, KernelChoice
+from ....compiler.ir.assignments.kept_template import keep_template
+from ....compiler.ir.assignments.kernel_choice import Ask, KernelChoice, Variant
+from ....compiler.ir.assignments.operand_formats import Formats, assign_operand_formats, operand_formats
+from ....compiler.ir.assignments.stored_form import BITS, StoredForm
 from ....compiler.ir.constants import add_constant, constant_array, constant_tensor
 from ....compiler.ir.facts import infer_node
 from ....compiler.ir.matching import input_at, is_constant, rank_of, static_shape
 from ....compiler.ir.names import fresh_name
 from ....compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, operation, remove_nodes, replace_node
+from ....compiler.ir.stored_weights import PRODUCTS, form_of, is_stored_weights
 from ....compiler.pipeline import Context, Pass
 from ....runtime.hardware.memory_limit import LEAST_STREAMED_BYTES
 from .directions import directions_of, join_directions, take_back, weight_bytes
@@ -22,8 +26,8 @@ from .directions import directions_of, join_directions, take_back, weight_bytes
 _LARGE = 4  # a weight of more than the limit over this is cut
 _PIECES = 8  # into pieces of at most the limit over this
 _COLUMNS = 128  # of a piece, a multiple of them: whole panels of every kernel
-_NARROW = ("bfloat16", "float16")  # precisions in which products read half the bytes of float32
-_STORED = {"int8": 1 / 4 + 1 / 32, "int4": 1 / 8 + 1 / 32}  # of the bytes of float32, scales of blocks of 32 among them
+_NARROW_BYTES = 2  # of a number of an assigned format
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,10 @@ class SplitWeights(Pass):
     Before:  y = MatMul(x, w)                                              (w larger than a quarter of the limit)
     After:   a = MatMul(x, w_left);  b = MatMul(x, w_right);  y = Concat<axis=-1>(a, b)
 
-    Legal for MatMul, for Gemm and for a Gather of rows, by constants of two dimensions that nothing else reads. Each column is
-    computed as before. A recurrence of two directions becomes two of one. Without a limit, or with one that is told in bytes and
-    not reached, nothing changes.
+    Legal for MatMul, for Gemm and for a Gather of rows, by constants of two dimensions that nothing else reads, and for products
+    by integers with scales, which are cut with them. Each column is computed as before: by the template that the whole would have
+    (`compiler/ir/assignments/kept_template.py`), of operands in the formats that were assigned to it. A recurrence of two
+    directions becomes two of one. Without a limit, or with one that the program does not reach, nothing changes.
     """
 
     name: ClassVar[str] = "split-weights"
@@ -43,13 +48,13 @@ class SplitWeights(Pass):
     def run(self, model: ir.Model, context: Context) -> bool:
         if context.memory_limit is None:
             return False
-        constants = (constant_tensor(value) for value in model.graph.initializers.values())
-        scale = _STORED.get(context.weights or "", 0.5 if context.precision in _NARROW else 1.0)
-        total = int(scale * sum(tensor.nbytes for tensor in constants if tensor is not None))
+        total = context.memory_limit.whole_bytes  # with weights as kernels pack them, which may be more bytes
+        if total is None:
+            total = sum(_bytes_as_read(value) for value in model.graph.initializers.values())
         limit = context.memory_limit.of(total)
         if total <= limit:
             return False
-        found = [site for node in model.graph if (site := _site(node, scale)) is not None and site.size_bytes > limit // _LARGE]
+        found = [site for node in model.graph if (site := _site(node)) is not None and site.size_bytes > limit // _LARGE]
         cut = self._cut_directions(model, limit, context)
         for site in found:
             pieces = _pieces(site.columns, site.size_bytes, limit // _PIECES)
@@ -59,7 +64,7 @@ class SplitWeights(Pass):
                 cut = True
                 context.remark(self.name, f"{site.weight.name} is cut into {len(pieces)} pieces")
             else:
-                reason = f"another kernel would multiply by pieces of {site.weight.name}, and round otherwise"
+                reason = f"no kernel would multiply by pieces of {site.weight.name} as by the whole"
                 context.reject(self.name, Rejection(reason, (site.node,)))
         return cut
 
@@ -67,8 +72,13 @@ class SplitWeights(Pass):
         """Cut large recurrences of two directions; whether there was one."""
         cut = False
         for node in [one for one in model.graph if weight_bytes(one) > limit // _LARGE]:
-            name, parts = str(node.name), directions_of(model, node)
-            if _are_alike(node, parts, context.kernels_of(model)):
+            name, formats = str(node.name), operand_formats(node)
+            assign_operand_formats(node, {})  # which what cuts its states out, and joins its results, would take over
+            parts = directions_of(model, node)
+            for one in (node, *parts):
+                assign_operand_formats(one, formats)
+            if _are_alike(node, parts, Variant(tuple(formats.items())), context.kernels_of(model)):
+                assign_operand_formats(node, {})
                 join_directions(model, node, parts)
                 cut = True
                 context.remark(self.name, f"{name} is cut into its directions")
@@ -81,13 +91,18 @@ class SplitWeights(Pass):
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """A node, its weight, the position of that among its inputs, the axis of its columns, and its bytes as kernels read it."""
+    """A node that could be cut.
+
+    `weight` is the constant at `position` among its inputs, or at that of `scaling`, a DequantizeLinear which makes the node's
+    input of it; `axis` is that of its columns, `size_bytes` what kernels read, scales among it.
+    """
 
     node: ir.Node
     weight: ir.Value
     position: int
     axis: int
     size_bytes: int
+    scaling: ir.Node | None = None
 
     @property
     def columns(self) -> int:
@@ -96,26 +111,43 @@ class _Site:
         return shape[self.axis]
 
 
-def _site(node: ir.Node, scale: float) -> _Site | None:
+def _bytes_as_read(value: ir.Value) -> int:
+    """The bytes of a constant in the formats that its readers are to read it in; 0 for what is none."""
+    tensor = constant_tensor(value)
+    if tensor is None:
+        return 0
+    is_narrow = any(position in operand_formats(node) for node, position in value.uses())
+    return min(tensor.nbytes, _NARROW_BYTES * tensor.size) if is_narrow else tensor.nbytes
+
+
+def _site(node: ir.Node) -> _Site | None:
     """What could be cut at a node."""
-    if node.domain != "" or node.op_type not in ("MatMul", "Gemm", "Gather") or rank_of(node.outputs[0]) is None:
+    if node.domain != "" or node.op_type not in (*PRODUCTS, "Gather") or rank_of(node.outputs[0]) is None:
         return None
     position = 0 if node.op_type == "Gather" else 1
-    weight = input_at(node, position)
-    if weight is None or rank_of(weight) != 2 or not is_constant(weight) or len(weight.uses()) != 1 or weight.is_graph_output():
+    weight, scaling = input_at(node, position), None
+    producer = None if weight is None or node.op_type == "Gather" else weight.producer()
+    if producer is not None and is_stored_weights(producer):
+        weight, scaling = producer.inputs[0], producer
+    if weight is None or not _is_cuttable(weight, scaling):
         return None
-    tensor = constant_tensor(weight)
-    assert tensor is not None
-    if tensor.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
-        return None
+    size_bytes = _bytes_as_read(weight)
     if node.op_type == "Gather":
         axis = node.attributes.get_int("axis", 0)
-        return _Site(node, weight, position, 1, tensor.nbytes) if axis in (0, -2) else None
+        return _Site(node, weight, position, 1, size_bytes) if axis in (0, -2) else None
     bias = input_at(node, 2)
     if bias is not None and not is_constant(bias):
         return None
+    size_bytes += sum(_bytes_as_read(value) for value in (scaling.inputs[1:] if scaling is not None else ()) if value is not None)
     is_transposed = node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 1
-    return _Site(node, weight, position, 0 if is_transposed else 1, int(scale * tensor.nbytes))
+    return _Site(node, weight, position, 0 if is_transposed else 1, size_bytes, scaling)
+
+
+def _is_cuttable(weight: ir.Value, scaling: ir.Node | None) -> bool:
+    """Whether a value is a constant matrix that one node alone reads."""
+    if rank_of(weight) != 2 or not is_constant(weight) or len(weight.uses()) != 1 or weight.is_graph_output():
+        return False
+    return weight.dtype in (_FLOATS if scaling is None else BITS)
 
 
 def _pieces(columns: int, size_bytes: int, most: int) -> list[tuple[int, int]]:
@@ -127,48 +159,108 @@ def _pieces(columns: int, size_bytes: int, most: int) -> list[tuple[int, int]]:
 
 
 def _rewrite(model: ir.Model, site: _Site, pieces: Sequence[tuple[int, int]], context: Context) -> bool:
-    """Cut the weight of a site, if kernels multiply by the pieces as they do by the whole; whether that is so."""
-    node, array = site.node, constant_array(site.weight)
-    assert array is not None
-    bias = input_at(node, 2) if node.op_type == "Gemm" else None
-    parts = []
-    for begin, end in pieces:
-        columns = np.ascontiguousarray(np.take(array, range(begin, end), axis=site.axis))
-        inputs = list(node.inputs)
-        inputs[site.position] = add_constant(model, columns, f"{site.weight.name}_columns")
-        if bias is not None:
-            inputs[2] = _bias_part(model, bias, site.columns, begin, end)
-        part = ir.Node("", node.op_type, inputs, [*node.attributes.values()], num_outputs=1)
-        part.outputs[0].name = fresh_name(model, f"{node.outputs[0].name}_columns")
-        copy_source((node,), part)
-        parts.append(part)
-    model.graph.insert_before(node, parts)
-    for part in parts:
-        infer_node(part, model)
-    if not _are_alike(node, parts, context.kernels_of(model)):
-        used = [value for part in parts for value in part.inputs]
-        remove_nodes(parts)
-        drop_unused_constants(model, used)
+    """Cut the weight of a site, if a kernel multiplies by the pieces as by the whole; whether that is so."""
+    node, formats = site.node, operand_formats(site.node)
+    assign_operand_formats(node, {})
+    parts = [_part(model, site, begin, end) for begin, end in pieces]
+    for one in (node, *parts):
+        assign_operand_formats(one, formats)
+    if not _keep_kernel(site, parts, formats, context.kernels_of(model)):
+        _take_back(model, parts)
         return False
+    assign_operand_formats(node, {})  # which the Concat would take over
     joined = operation("Concat", [part.outputs[0] for part in parts], axis=-1)
+    unused = [site.weight, *([] if site.scaling is None else site.scaling.inputs[1:]), *node.inputs[2:]]
     replace_node(model, node, [joined], joined.outputs)
-    drop_unused_constants(model, [site.weight, bias])
+    if site.scaling is not None:
+        remove_nodes([site.scaling])
+    drop_unused_constants(model, unused)
     return True
 
 
-def _are_alike(node: ir.Node, parts: Sequence[ir.Node], ask: Ask) -> bool:
-    """Whether one template computes a node and its parts, by the same unit. What is gathered is copied by any."""
+def _part(model: ir.Model, site: _Site, begin: int, end: int) -> ir.Node:
+    """The node that computes columns [begin, end), in the model before the whole, with what dequantizes its weight."""
+    node, inputs = site.node, list(site.node.inputs)
+    weight = _columns(model, site.weight, site.axis, site.columns, begin, end)
+    if site.scaling is not None:
+        scaling = _scaling_part(model, site, weight, begin, end)
+        model.graph.insert_before(node, scaling)
+        infer_node(scaling, model)
+        weight = scaling.outputs[0]
+    inputs[site.position] = weight
+    if node.op_type == "Gemm" and (bias := input_at(node, 2)) is not None:
+        inputs[2] = _columns(model, bias, -1, site.columns, begin, end)
+    part = ir.Node("", node.op_type, inputs, [*node.attributes.values()], num_outputs=1)
+    part.outputs[0].name = fresh_name(model, f"{node.outputs[0].name}_columns")
+    copy_source((node,), part)
+    model.graph.insert_before(node, part)
+    infer_node(part, model)
+    return part
+
+
+def _scaling_part(model: ir.Model, site: _Site, weight: ir.Value, begin: int, end: int) -> ir.Node:
+    """What dequantizes columns [begin, end) of a weight: their scales and zero points, by columns or by blocks along k."""
+    scaling = site.scaling
+    assert scaling is not None
+    inputs = [weight]
+    for value in scaling.inputs[1:]:
+        assert value is not None
+        axis = site.axis if rank_of(value) == 2 else -1
+        inputs.append(_columns(model, value, axis, site.columns, begin, end))
+    part = ir.Node("", "DequantizeLinear", inputs, [*scaling.attributes.values()], num_outputs=1)
+    part.outputs[0].name = fresh_name(model, f"{scaling.outputs[0].name}_columns")
+    copy_source((scaling,), part)
+    return part
+
+
+def _columns(model: ir.Model, value: ir.Value, axis: int, columns: int, begin: int, end: int) -> ir.Value:
+    """The constant's part for some columns along an axis; the constant where it is one for all."""
+    array = constant_array(value)
+    assert array is not None
+    if array.ndim == 0 or array.shape[axis] != columns:
+        return value
+    return add_constant(model, np.ascontiguousarray(np.take(array, range(begin, end), axis=axis)), f"{value.name}_columns")
+
+
+def _take_back(model: ir.Model, parts: Sequence[ir.Node]) -> None:
+    """Take parts that nothing reads out of the model, with all that was made for them."""
+    used = [value for part in parts for value in part.inputs]
+    remove_nodes(parts)
+    scalings = [one for value in used if value is not None and (one := value.producer()) is not None and not value.uses()]
+    made = [one for one in scalings if one.op_type == "DequantizeLinear"]
+    used += [value for one in made for value in one.inputs]
+    remove_nodes(made)
+    drop_unused_constants(model, used)
+
+
+def _keep_kernel(site: _Site, parts: Sequence[ir.Node], formats: Formats, ask: Ask) -> bool:
+    """Let the template that would compute the whole compute its parts; whether it does. What is gathered is copied by any."""
+    node = site.node
     if node.op_type == "Gather":
         return True
-    choices = [ask(one, AS_IT_IS) for one in (node, *parts)]
+    form = None if site.scaling is None else form_of(site.scaling)
+    whole = ask(node, _variant(site, formats, form))
+    if not isinstance(whole, KernelChoice):
+        return False
+    for part in parts:
+        keep_template(part, whole.template)
+        value = input_at(part, site.position)
+        scaling = None if value is None else value.producer()
+        choice = ask(part, _variant(site, formats, None if scaling is None else form_of(scaling)))
+        if not isinstance(choice, KernelChoice) or (choice.template, choice.unit) != (whole.template, whole.unit):
+            return False
+    return True
+
+
+def _variant(site: _Site, formats: Formats, form: StoredForm | str | None) -> Variant:
+    """A product as later passes make it."""
+    assert not isinstance(form, str), form
+    stored = () if form is None else ((site.position, form),)
+    return Variant(formats=tuple(formats.items()), stored=stored)
+
+
+def _are_alike(node: ir.Node, parts: Sequence[ir.Node], variant: Variant, ask: Ask) -> bool:
+    """Whether one template computes a node and its parts, by the same unit."""
+    choices = [ask(one, variant) for one in (node, *parts)]
     kinds = {(one.template, one.unit) if isinstance(one, KernelChoice) else None for one in choices}
     return len(kinds) == 1 and None not in kinds
-
-
-def _bias_part(model: ir.Model, bias: ir.Value, columns: int, begin: int, end: int) -> ir.Value:
-    """The part of a Gemm's third operand for some columns; itself where it is one for all."""
-    array = constant_array(bias)
-    assert array is not None
-    if array.ndim == 0 or array.shape[-1] != columns:
-        return bias
-    return add_constant(model, np.ascontiguousarray(array[..., begin:end]), f"{bias.name}_columns")
