@@ -17,9 +17,9 @@ from ..kernels.registry import build_kernel
 from ..kernels.template.contract import BuiltKernel, Refusal
 from ..runtime.archive import ConstantSource
 from ..runtime.constants.shared import ConstantPool
-from ..runtime.errors import CompileError, UnsupportedModelError
+from ..runtime.errors import MemoryLimitError, UnsupportedModelError
 from ..runtime.hardware.memory_limit import MemoryLimit
-from ..runtime.plan import DIMENSIONS, STORAGE, Plan, Role, planned_bytes
+from ..runtime.plan import DIMENSIONS, STORAGE, Plan, Role
 from ..runtime.precision import Precision
 from ..runtime.profile import ASSUMED_RATE, GroupDescription, describe_groups
 from ..runtime.program_file import SharedSource, write_program
@@ -27,6 +27,7 @@ from ..runtime.report import size
 from ..runtime.target import Target
 from .estimates.launches import predicted_us
 from .estimates.tile_unit import target_without
+from .feasible_limit import planned_within
 from .frontend.dimensions import SIZES_KEY
 from .interrupts import surfacing_interrupts
 from .ir.aliases import Aliases, is_view, may_be_alias
@@ -83,7 +84,7 @@ def compile_model(
     progress: Progress | None = None,
     constants: ConstantPool | None = None,
 ) -> None:
-    """Compile a model whose shapes are all static, changing it, and write the program file `output`.
+    """Compile a model whose shapes are all static, which may change it, and write the program file `output`.
 
     Args:
         constants: who has the constants that programs share ready, as of `write_program`; None: they are in the file.
@@ -101,7 +102,7 @@ def compile_model(
     objects = None if target.is_gpu else _kernel_objects(planned, output, constants)
     library = build_library(planned.plan, functions, target, profile=options.profile, objects=objects)
     tell("writing the program", 0.9)
-    described = {"name": name, **_descriptions(model, planned, target, has_groups=options.profile)}
+    described = {"name": name, **_descriptions(planned, target, has_groups=options.profile)}
     sources, shared = _constant_sources(planned), _shared_sources(planned)
     write_program(output, planned.plan, library, sources, described, shared, constants)
     tell("done", 1.0)
@@ -109,7 +110,7 @@ def compile_model(
 
 @surfacing_interrupts()
 def plan_model(model: ir.Model, options: Options, progress: Progress | None = None, known: Kernels | None = None) -> PlannedModel:
-    """All of a compilation that comes before native code, which takes most of its time. The model is changed.
+    """All of a compilation that comes before native code, which takes most of its time. The model may be changed.
 
     Args:
         known: as of `lower_groups`.
@@ -117,11 +118,21 @@ def plan_model(model: ir.Model, options: Options, progress: Progress | None = No
     Raises:
         As `compile_model`.
     """
-    tell = progress or (lambda text, fraction: None)
+    tell, known = progress or (lambda text, fraction: None), {} if known is None else known
+    if options.memory_limit is None:
+        return _planned(model, options, None, tell, known)
+    original = model.clone()  # each plan within a limit changes its graph
+    return planned_within(options.memory_limit, lambda limit: _planned(original.clone(), options, limit, tell, known), tell)
+
+
+def _planned(model: ir.Model, options: Options, limit: MemoryLimit | None, tell: Progress, known: Kernels) -> PlannedModel:
+    """The plan within a limit in bytes. The model is changed.
+
+    Raises:
+        MemoryLimitError: there is none.
+    """
     target = options.target
     passes = parse_pipeline(named_pipeline(options.pipeline), PASSES)
-    known = {} if known is None else known
-    limit = _limit_in_bytes(model, options, known)
     context = Context(target, precision=options.precision, weights=options.weights, memory_limit=limit)
     tell("inferring shapes", 0.0)
     if options.shares_weights:
@@ -143,12 +154,12 @@ def plan_model(model: ir.Model, options: Options, progress: Progress | None = No
     _remark_lowering(context, lowered, aliases)
 
     def placed(lowered: list[LoweredGroup]) -> PlannedModel:
-        draft = draft_plan(model, lowered, target, aliases, is_limited=options.memory_limit is not None)
-        if options.memory_limit is not None:
+        draft = draft_plan(model, lowered, target, aliases, is_limited=limit is not None)
+        if limit is not None:
             context.step_us = predicted_us(lowered, target)
         return PlannedModel(model, lowered, draft, run_plan_pipeline(draft.plan, passes, context), context)
 
-    if options.memory_limit is None:
+    if limit is None:
         return placed(lowered)
     configurations = with_plain_weights(lowered, options.configurations)
     if configurations == options.configurations:
@@ -168,27 +179,18 @@ def _lowered(model: ir.Model, options: Options, known: Kernels) -> tuple[list[Lo
     return other if by_vectors < _WORTH_VECTORS * by_tiles else found
 
 
-def _limit_in_bytes(model: ir.Model, options: Options, known: Kernels) -> MemoryLimit | None:
-    """The limit, and what the program takes without one, whose weights are whole: that is planned first."""
-    limit = options.memory_limit
-    if limit is None:
-        return None
-    whole = planned_bytes(plan_model(model.clone(), replace(options, memory_limit=None), known=known).plan)
-    return MemoryLimit(size_bytes=limit.of(whole), whole_bytes=whole)
-
-
 def _faster(
     placed: Callable[[list[LoweredGroup]], PlannedModel], lowered: list[LoweredGroup], plain: list[LoweredGroup], context: Context
 ) -> PlannedModel:
     """Within a memory limit, the plan of kernels as they are best, or that with plain weights, if it is predicted to be faster.
 
     Raises:
-        CompileError: neither keeps within it.
+        MemoryLimitError: neither keeps within it.
     """
     before = len(context.remarks)
     try:
         first = placed(lowered)
-    except CompileError:
+    except MemoryLimitError:
         del context.remarks[before:]
         _remark_plain_weights(plain, context)
         return placed(plain)
@@ -197,7 +199,7 @@ def _faster(
     seconds, after = context.call_seconds, len(context.remarks)
     try:
         second = placed(plain)
-    except CompileError:
+    except MemoryLimitError:
         second = None
     if second is not None and context.call_seconds < seconds:
         del context.remarks[before:after]
@@ -354,9 +356,9 @@ def _remark_lowering(context: Context, lowered: list[LoweredGroup], aliases: Ali
         context.remark("tuning", _tuning_remark(symbol, item), [item.node])
 
 
-def _descriptions(model: ir.Model, planned: PlannedModel, target: Target, *, has_groups: bool) -> dict[str, object]:
+def _descriptions(planned: PlannedModel, target: Target, *, has_groups: bool) -> dict[str, object]:
     """What the program's manifest says of the compilation, and of its groups, which a profile names."""
-    lowered, context = planned.lowered, planned.context
+    model, lowered, context = planned.model, planned.lowered, planned.context
     alone = lone_groups(model, [item.node for item in lowered if len(item.group.ops) == 1], context.remarks)
     report = {**_sizes(model), **_weights(planned.draft), **_choices(model), **_report(lowered, context, alone)}
     found: dict[str, object] = {"report": report}

@@ -50,3 +50,11 @@ class ScratchFileError(CompileError, RuntimeError):
 
 class ArenaMemoryError(CompileError, MemoryError):
     """The arena of a call context could not be allocated; `what` names the bytes."""
+
+
+class MemoryLimitError(CompileError):
+    """No program keeps within a memory limit; `least_bytes` may be enough, and less is not."""
+
+    def __init__(self, what: str, least_bytes: int, fix: str) -> None:
+        super().__init__("memory_limit", what, fix)
+        self.least_bytes = least_bytes

@@ -77,5 +77,16 @@ def _listed(title: str, lines: list[str]) -> Iterator[str]:
 
 def size(count: int) -> str:
     """A number of bytes with a binary unit."""
-    power = max(0, min(4, (count.bit_length() - 1) // 10))
+    power = _unit_of(count)
     return f"{count / 1024**power:.2f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}" if power else f"{count} B"
+
+
+def speakable_bytes(count: int) -> int:
+    """The fewest bytes, at least `count`, that a limit has which is given as `size` tells them."""
+    unit = 1 << 10 * _unit_of(count)
+    return -(-100 * count // unit) * unit // 100
+
+
+def _unit_of(count: int) -> int:
+    """The power of 1024 that is the unit of so many bytes."""
+    return max(0, min(4, (count.bit_length() - 1) // 10))

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import prefuse
+from prefuse.compiler.programs.memory_limit import parse_memory_limit
 from prefuse.runtime.errors import CompileError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import COMPUTE, SCRATCH, Copy, planned_bytes
@@ -31,7 +32,7 @@ from .graphs import random_graph
 ABOVE_BYTES = 64 << 20  # that a process may take above its limit and what it took before it loaded the program
 _GROUPS = Path("/sys/fs/cgroup/memory")  # of version 1
 _LATE = 2  # calls whose reads come late
-_AMOUNT = re.compile(r"\(([\d.]+ \w+) (?:would|may) do\)")  # in the error of a limit that is too small
+_AMOUNT = re.compile(r"\(([\d.]+ \w+) would do\)")  # in the error of a limit that is too small
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def judge(case: Case) -> Verdict:
         least, detail = _named(found), str(found)
         if least < limit:
             return Verdict(case.name, f"less would do, but {found}", total, limit)
-        limit = min(least, total)
+        limit = least
         found = _limited(case, limit)
     if isinstance(found, CompileError):
         return Verdict(case.name, f"{detail} BUT {found}", total, limit)
@@ -107,12 +108,13 @@ def _compiled(model: Any, options: dict[str, Any], **more: Any) -> CompiledModel
 
 
 def _named(error: CompileError) -> int:
-    """The bytes that an error says would do, rounded up: it gives three digits."""
+    """The bytes that an error says would do, as a user would give them."""
     match = _AMOUNT.search(error.fix)
     assert match is not None, error
-    number, unit = match[1].split()
-    scale = {"B": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[unit]
-    return int((float(number) + 0.5 * 10 ** -len(number.partition(".")[2])) * scale) + 1
+    limit = parse_memory_limit(match[1])
+    assert limit is not None
+    assert limit.size_bytes is not None
+    return limit.size_bytes
 
 
 def _planned(case: Case, free: CompiledModel, net: CompiledModel, total: int, limit: int, detail: str) -> Verdict:

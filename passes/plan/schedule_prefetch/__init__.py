@@ -19,7 +19,7 @@ from itertools import product
 from typing import ClassVar
 
 from ....compiler.pipeline import Context, PlanPass
-from ....runtime.errors import CompileError
+from ....runtime.errors import MemoryLimitError
 from ....runtime.hardware.memory_limit import LEAST_STREAMED_BYTES
 from ....runtime.plan import ALIGNMENT, STORAGE, Plan, Role, planned_bytes
 from ....runtime.report import size
@@ -54,7 +54,7 @@ class SchedulePrefetch(PlanPass):
     twice only where it `repeats` them.
 
     Raises:
-        CompileError: no schedule fits. The message names the least that would, and the step that asks for it.
+        MemoryLimitError: no schedule fits. The message names the least that would, and the step that asks for it.
     """
 
     name: ClassVar[str] = "schedule-prefetch"
@@ -72,11 +72,11 @@ class SchedulePrefetch(PlanPass):
             context.remark(self.name, f"{size(total)} are within the limit of {size(limit)}")
             return _bounded(plan, arena_of(plan), limit)
         found = self._scheduled(plan, limit, context)
-        if self.repeats and (isinstance(found, CompileError) or found.choice.objects.chains):
+        if self.repeats and (isinstance(found, MemoryLimitError) or found.choice.objects.chains):
             again = self._repeating(plan, limit, context)
-            if again is not None and (isinstance(found, CompileError) or again.choice.seconds < found.choice.seconds):
+            if again is not None and (isinstance(found, MemoryLimitError) or again.choice.seconds < found.choice.seconds):
                 found = again
-        if isinstance(found, CompileError):
+        if isinstance(found, MemoryLimitError):
             raise found
         context.call_seconds = found.choice.seconds
         self._report(found, limit, context)
@@ -93,9 +93,9 @@ class SchedulePrefetch(PlanPass):
         if smaller is None:
             return None
         found = self._scheduled(smaller[0], limit, context, spills=False)
-        return None if isinstance(found, CompileError) else replace(found, repeated=smaller[1])
+        return None if isinstance(found, MemoryLimitError) else replace(found, repeated=smaller[1])
 
-    def _scheduled(self, plan: Plan, limit: int, context: Context, *, spills: bool = True) -> _Scheduled | CompileError:
+    def _scheduled(self, plan: Plan, limit: int, context: Context, *, spills: bool = True) -> _Scheduled | MemoryLimitError:
         """The fastest schedule that is found, or why there is none."""
         total = planned_bytes(plan)
         weights = Objects(plan, context, self.min_bytes, None)
@@ -174,18 +174,16 @@ class _Scheduled:
     repeated: int = 0
 
 
-def _too_little(objects: Objects, total: int, limit: int, budget: int) -> CompileError:
+def _too_little(objects: Objects, total: int, limit: int, budget: int) -> MemoryLimitError:
     """Why nothing keeps within a limit, of which packings have left a `budget`."""
     least, step = objects.least()
     label = objects.labels[step] if objects.labels else "no step"
     if least + limit - budget >= total:  # what is copied is copied in whole pages
         what = f"this program takes {size(total)}, and no less by copies: {label} would need {size(least)} with them"
-        at = f"{size(total)} would do"
     else:
         what = f"this program takes {size(total)}, and at least {size(least)}: {label} needs that at once"
-        at = f"{size(least)} would do" if budget == limit else f"{size(least + limit - budget)} may do"
-    fix = f"raise the limit ({at}), or compile smaller inputs"
-    return CompileError("memory_limit", f"{size(limit)} are too little; {what}", fix)
+    least = min(max(least + limit - budget, limit + 1), total)
+    return MemoryLimitError(f"{size(limit)} are too little; {what}", least, f"raise the limit ({size(least)} may do)")
 
 
 def _residents(problem: prefetch.Problem) -> Iterator[frozenset[int]]:

@@ -9,6 +9,7 @@ import pytest
 from prefuse.runtime.errors import CompileError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import COMPUTE, STORAGE, planned_bytes
+from prefuse.runtime.report import size, speakable_bytes
 from prefuse.tests.models.chains import product_chain
 
 
@@ -64,4 +65,4 @@ def test_a_limit_for_a_program_of_few_bytes() -> None:
     whole = prefuse.predict(model, threads=1).memory.total_bytes
     with pytest.raises(CompileError, match=r"no less by copies: .* would need") as error:
         prefuse.compile(model, threads=1, memory_limit="50%", cache=False)
-    assert f"{whole / 1024:.2f} KiB would do" in str(error.value)
+    assert f"{size(speakable_bytes(whole))} would do" in str(error.value)
