@@ -58,7 +58,7 @@ def digest(results: object) -> str:
     arrays = results if isinstance(results, tuple) else (results,)
     found = hashlib.sha256()
     for array in arrays:
-        found.update(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))  # no copy of what lies in one piece
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)  # no copy of what lies in one piece
     return found.hexdigest()
 
 
