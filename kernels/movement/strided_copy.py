@@ -23,6 +23,7 @@ from ..groups.group import Group, Op
 from ..template.loops import bound_unravel, cover, merge_sections, parallel_nest, store_epilogue
 from ..template.prologue import is_computed, source_of
 from ..template.values import GroupValues
+from .block_transpose import LEAST_SIDE, transpose_by_blocks
 
 _TILE = 16  # largest side of a tile that is transposed in registers
 _MOST_REPEATED = 8  # repetitions of each element in registers, at most
@@ -157,6 +158,9 @@ class _Copy:
         lanes = self._lanes()
         if not loops:
             self._store((), self._load(()))
+        elif isinstance(self.builder, GpuBuilder) and (across := self._block_loop(loops)) is not None:
+            extents, outputs = [axis.extent for axis in loops], [self.group.types[name].dtype for name in self.group.outputs]
+            transpose_by_blocks(self.builder, extents, across, self._source(), outputs, self._load, self._store)
         elif isinstance(self.builder, GpuBuilder):
             *outer, last = [axis.extent for axis in loops]
             count = self.builder.vector_count([self.group.types[self.output].dtype], last)
@@ -209,6 +213,13 @@ class _Copy:
         if loops[last].extent < 4:
             return None
         return next((i for i, axis in enumerate(loops[:last]) if is_one(axis.stride) and axis.extent >= 4), None)
+
+    def _block_loop(self, loops: Sequence[Axis]) -> int | None:
+        """The loop along which the source is contiguous, where blocks of threads transpose tiles."""
+        across = self._transposed_loop(loops)
+        if across is None or any(isinstance(axis.extent, Size) for axis in loops):
+            return None
+        return across if min(loops[across].extent, loops[-1].extent) >= LEAST_SIDE else None
 
     def _tile_side(self, down: Axis, along: Axis) -> int:
         """A power of two that neither loop is shorter than."""

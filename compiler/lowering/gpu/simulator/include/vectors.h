@@ -15,4 +15,5 @@ SIM_VECTORS(uint, uint)
 SIM_VECTORS(float, float)
 SIM_VECTORS(double, double)
 SIM_VECTORS(long long, longlong)
+SIM_VECTORS(unsigned long long, ulonglong)
 #undef SIM_VECTORS
