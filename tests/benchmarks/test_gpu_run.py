@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import prefuse
 import pytest
+from prefuse.benchmarks.gpu import run as gpu_run
 from prefuse.benchmarks.gpu.predict import predictions
 from prefuse.benchmarks.gpu.prepare import prepare
 from prefuse.benchmarks.gpu.run import Run, programs, small_models
@@ -40,7 +41,9 @@ def test_predictions_of_a_program() -> None:
     assert row["products_tflops"] > 0 <= row["products_share_of_peak"] < 1
 
 
-def test_all_phases_are_kept(carried: Path, tmp_path: Path) -> None:
+def test_all_phases_are_kept(carried: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_run, "_CALLS", 1)  # of a simulator, which takes a second for each
+    monkeypatch.setattr(gpu_run, "_ROUNDS", 2)
     run = Run(carried, tmp_path / "found.json", time.monotonic() + 1e6)
     run.phase("small models", lambda: small_models(run))
     run.phase("programs", lambda: programs(run))
