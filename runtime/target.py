@@ -13,7 +13,7 @@ from .fit_file import find_fit
 from .gpu.binary import architecture_of
 from .hardware import machine as machines
 from .hardware import tile_state
-from .hardware.gpu import gpu_machine, has_byte_mfma, has_half_products, has_mfma
+from .hardware.gpu import gpu_machine, has_byte_products, has_matrix_unit
 from .hardware.machine import Machine
 
 _AVX2 = ("avx2", "fma", "f16c", "bmi2")
@@ -152,12 +152,12 @@ class Target:
     @property
     def reads_narrow(self) -> bool:
         """Whether kernels of products read operands of narrow types as they lie."""
-        return not self.is_gpu or has_half_products(self.level) or has_mfma(self.level)
+        return not self.is_gpu or has_matrix_unit(self.level)
 
     @property
     def multiplies_bytes(self) -> bool:
-        """Whether kernels of products multiply 8-bit integers faster than floats."""
-        return not self.is_gpu or has_half_products(self.level) or has_byte_mfma(self.level)
+        """Whether kernels of products multiply 8-bit integers, no slower than floats and from fewer bytes."""
+        return not self.is_gpu or has_byte_products(self.level)
 
     @property
     def fuses_rows(self) -> bool:
@@ -172,7 +172,7 @@ class Target:
     @property
     def has_channels_last(self) -> bool:
         """Whether kernels compute convolutions and poolings of tensors whose channels are neighbours."""
-        return not self.is_gpu or has_half_products(self.level) or has_mfma(self.level)
+        return not self.is_gpu or has_matrix_unit(self.level)
 
     def missing_features(self) -> tuple[str, ...]:
         """CPU features that this target needs and this machine lacks; empty where a program for it can be read.

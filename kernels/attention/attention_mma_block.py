@@ -138,7 +138,7 @@ class AttentionBlock:
         seen = PartLayout(tile.keys, self.of_keys.lines, tile.terms, True, chunk)  # the same bytes, keys as lines
         self.k = unit.fragments(seen, zero, tile.keys, self.lane, is_a=False)
         self.v = unit.fragments(self.of_values, zero, self.columns, self.lane, is_a=False, with_sums=True)
-        self.weights = unit.sums_as_fragments(self.scores, tile.terms)
+        self.weights = unit.sums_as_fragments(self.scores, tile.terms, self.lane)
 
     def _cells(self, row: int, blocks: int) -> list[tuple[int, int]]:
         """Registers of one of the thread's rows, each with its distance from the thread's first column."""

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
 
-from ...runtime.hardware.gpu import gpu_machine
+from ...runtime.hardware.gpu import gpu_machine, has_mfma
 from ...runtime.target import Target
 from ..codegen import amdgcn
 from ..codegen.gpu_builder import GpuBuilder
 from ..cost.estimate import Estimate
 from ..groups.group import Group
 from ..microkernels.bf16_split import PRODUCTS
-from ..microkernels.gpu_units import missing_unit, multiplied_as, number_bytes
+from ..microkernels.gpu_units import missing_terms, missing_unit, multiplied_as, number_bytes
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import finish, new_builder
 from ..template.loops import bound_unravel
@@ -55,6 +55,8 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     if dtypes != {"float32"} and any(one.is_scaled for one in operands):
         return Refusal("scales operands of 16 bits")
     kernel = _Attention(form, target, LocatedOperands(*operands))
+    if missing := missing_terms(target, kernel.terms):
+        return Refusal(missing)
     return Candidate(kernel.estimate(), kernel.build)
 
 
@@ -104,7 +106,7 @@ class _Attention:
 
     @property
     def _most_rows(self) -> int:
-        return 32 if self.target.kind == "rocm" else 16
+        return 32 if has_mfma(self.target.level) else 16
 
     @cached_property
     def tile(self) -> AttentionTile:

@@ -1,9 +1,14 @@
-"""Instructions of AMD's matrix unit (CDNA: v_mfma), and what pins LLVM's schedule, as expressions and statements of TIR.
+"""Instructions of AMD's matrix units (CDNA: v_mfma; RDNA 3: v_wmma), and what pins LLVM's schedule, as TIR.
 
-A product adds SIZE x SIZE sums of a wavefront of 64 lanes. Of the first operand lane l has neighbours along k of row l % SIZE, of
+A product of v_mfma adds SIZE x SIZE sums of a wavefront of 64 lanes. Of the first operand lane l has neighbours along k of row
+l % SIZE, of
 the second those of column l % SIZE; which k is for group l / SIZE of lanes is up to the program, as long as it is the same in
 both. Sum r of a lane is column l % SIZE and row 256 / SIZE (r / 4) + 4 (l / SIZE) + r % 4 (CDNA3 ISA, "Matrix Arithmetic
 Instructions").
+
+One of v_wmma adds 16 x 16 sums of a wavefront of 32 lanes. Lanes l and l + 16 both have all 16 numbers along k of row l of the
+first operand, and of column l of the second. Sum r of a lane is column l % 16 and row 2 r + l / 16 (RDNA3 ISA, "Wave Matrix
+Multiply Accumulate").
 """
 
 from __future__ import annotations
@@ -28,6 +33,11 @@ class Mfma:
     size: int
 
     @property
+    def k_groups(self) -> int:
+        """Groups of lanes that have different k."""
+        return WAVEFRONT // self.size
+
+    @property
     def numbers(self) -> int:
         return {"f32": 1, "i8": 8}.get(self.kind, 4)
 
@@ -43,7 +53,7 @@ class Mfma:
     @property
     def intrinsic(self) -> str:
         """Its name in LLVM."""
-        k = WAVEFRONT // self.size * self.numbers
+        k = self.k_groups * self.numbers
         if self.kind == "i8":
             return f"llvm.amdgcn.mfma.i32.{self.size}x{self.size}x{k}.i8"
         return f"llvm.amdgcn.mfma.f32.{self.size}x{self.size}x{k}{self.kind}" + ".1k" * (self.kind == "bf16")
@@ -59,6 +69,41 @@ class Mfma:
         return tirx.call_llvm_pure_intrin(
             f"{self.sum_type}x{self.sums}", _intrinsic(self.intrinsic), first, second, sums, zero, zero, zero
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Wmma:
+    """An instruction for 16 x 16 sums by 16 of k, all of which a lane has. Of bytes the second operand's may be unsigned."""
+
+    kind: Number
+    is_unsigned: bool = False
+
+    k_groups = 1
+    numbers = 16
+    size = 16
+    sums = 8
+
+    @property
+    def sum_type(self) -> str:
+        return "int32" if self.kind == "i8" else "float32"
+
+    @property
+    def intrinsic(self) -> str:
+        """Its name in LLVM, without types."""
+        return "llvm.amdgcn.wmma." + ("i32.16x16x16.iu8" if self.kind == "i8" else f"f32.16x16x16.{self.kind}")
+
+    def __call__(self, first: Expr, second: Expr, sums: Expr) -> Expr:
+        """The sums, a vector of float32, or of int32 where bytes are multiplied, with the products added.
+
+        Operands: bits of 16 numbers of 16 bits, or bytes.
+        """
+        operand = {"f16": "float16x16", "bf16": "int16x16", "i8": "int32x4"}[self.kind]
+        first, second = (tirx.reinterpret(operand, one) for one in (first, second))
+        arguments = [first, second, sums]
+        if self.kind == "i8":
+            is_signed, wraps = tirx.const(True, "bool"), tirx.const(False, "bool")
+            arguments = [is_signed, first, tirx.const(not self.is_unsigned, "bool"), second, sums, wraps]
+        return tirx.call_llvm_pure_intrin(f"{self.sum_type}x{self.sums}", _intrinsic(self.intrinsic), *arguments)
 
 
 def pin() -> Expr:

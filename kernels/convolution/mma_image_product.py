@@ -21,6 +21,7 @@ from ..microkernels.gpu_units import (
     byte_format,
     chunk_of,
     missing_bytes,
+    missing_terms,
     missing_unit,
     multiplied_as,
     new_unit,
@@ -47,6 +48,8 @@ def obstacle(form: ChannelsLast, target: Target) -> str:
             return reason
     elif len(types) > 1 or not types <= set(_TYPES) or form.inner.types[form.anchor.outputs[0]].dtype not in _TYPES:
         return f"the matrix unit does not multiply {' by '.join(sorted(types))}"
+    elif "float32" in types and (missing := missing_terms(target, form.outer.tolerance.terms)):
+        return missing
     if weights not in form.outer.constants:
         return "its weights are not constant"
     if 0 in (form.inner.types[name].elements for name in (image, weights, form.anchor.outputs[0])):

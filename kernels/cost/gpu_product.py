@@ -51,7 +51,7 @@ class ProductSize:
 
     `conversions`: scalar operations that a block spends on each element of an operand before it is in shared memory. `a_bytes`:
     those of A in memory, where they are not the elements of its matrix, as of an image, whose windows overlap. A number has
-    `item_bytes`: 2, 4 where the matrix unit multiplies float32 itself, or 1, which it multiplies twice as fast as 2.
+    `item_bytes`: 2, 4 where the matrix unit multiplies float32 itself, or 1.
     """
 
     batch: int
@@ -136,7 +136,7 @@ def stage_bytes(tile: MmaTile, size: ProductSize) -> int:
 def _tile(shape: tuple[int, int, int, int], size: ProductSize, machine: GpuMachine, most: int) -> MmaTile | None:
     """The tile with as much depth and as many stages, up to `most`, as shared memory has room for; None where registers or memory
     do not do."""
-    if sum(size.terms) > 2 and shape[2] * shape[3] > _SUMS_OF_TERMS:
+    if shape[2] * shape[3] > (_SUMS_OF_TERMS if sum(size.terms) > 2 else machine.warp_sums):
         return None
     deep, flat = 128 // size.item_bytes, 64 // size.item_bytes
     for depth in (deep, flat) if sum(size.terms) == 2 else (flat,):
@@ -154,7 +154,7 @@ def _deeper(tile: MmaTile, size: ProductSize, machine: GpuMachine) -> MmaTile | 
     """A small tile by parts of twice the depth, whose products hide twice as much of a load's latency where a block is alone;
     None where shared memory has no room for one."""
     deeper = replace(tile, depth=2 * tile.depth)
-    is_small = tile.warp_rows * tile.warp_columns <= _SUMS_OF_TERMS
+    is_small = tile.warp_rows * tile.warp_columns <= machine.deep_sums
     return deeper if is_small and deeper.stages * stage_bytes(deeper, size) <= machine.block_bytes else None
 
 
@@ -190,7 +190,7 @@ def _cut(size: ProductSize, tile: MmaTile, splits: int, machine: GpuMachine) -> 
 
 def _part_clocks(tile: MmaTile, size: ProductSize, machine: GpuMachine) -> float:
     """Clocks of one part of a block, by the unit that takes the longest."""
-    rate = {1: 2 * machine.half_flops, 2: machine.half_flops, 4: machine.float_flops}[size.item_bytes]
+    rate = {1: machine.byte_factor * machine.half_flops, 2: machine.half_flops, 4: machine.float_flops}[size.item_bytes]
     matrix = 2 * tile.rows * tile.columns * tile.depth * size.products / rate
     read = tile.warps * (tile.warp_rows * size.terms[0] + tile.warp_columns * size.terms[1]) * tile.depth * size.item_bytes
     written = stage_bytes(tile, size)

@@ -32,6 +32,7 @@ from ..microkernels.gpu_units import (
     byte_format,
     chunk_of,
     missing_bytes,
+    missing_terms,
     missing_unit,
     multiplied_as,
     new_unit,
@@ -64,7 +65,9 @@ def mma_product_of(group: Group, target: Target) -> MmaProduct | Refusal:
         return Refusal(reason)
     if 0 in (product.a.lines, product.b.lines, product.a.depth, prod(product.batch)):
         return Refusal("has nothing to multiply")
-    return MmaProduct(product, target)
+    kernel = MmaProduct(product, target)
+    missing = missing_terms(target, max(kernel.terms))
+    return Refusal(missing) if missing else kernel
 
 
 def _float_obstacle(product: MatMulKernel, types: Set[str]) -> str:

@@ -118,7 +118,7 @@ class MatrixUnit(Protocol):
     ) -> Fragments:
         """Those of the lines [begin, begin + lines) of a part; of B also such as are multiplied with `sums_as_fragments`."""
 
-    def sums_as_fragments(self, sums: Buffer, terms: int) -> SumFragments:
+    def sums_as_fragments(self, sums: Buffer, terms: int, lane: Expr) -> SumFragments:
         """Of A, `rows` lines of it, whose columns are k of another product: float32 sums as numbers, or terms, of the unit.
 
         What is NaN may become another number.

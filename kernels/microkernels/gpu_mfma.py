@@ -45,7 +45,7 @@ class MfmaUnit:
     stages: Buffer = field(init=False)
 
     @property
-    def instruction(self) -> amdgcn.Mfma:
+    def instruction(self) -> amdgcn.Mfma | amdgcn.Wmma:
         return amdgcn.Mfma(self.kind, self.size)
 
     @property
@@ -74,13 +74,22 @@ class MfmaUnit:
         return self.size
 
     @property
-    def k_groups(self) -> int:
-        """Groups of lanes that have different k."""
-        return self.lanes // self.size
+    def turns_signs(self) -> bool:
+        """Whether unsigned bytes become signed ones that are 128 less."""
+        return self.is_unsigned
+
+    @property
+    def lane_chunks(self) -> int:
+        """Chunks along k that a lane has of a line, for each step."""
+        return 1
 
     @property
     def depth(self) -> int:
-        return self.k_groups * self.chunk
+        return self.instruction.k_groups * self.lane_chunks * self.chunk
+
+    def line_of(self, lane: Expr, *, is_a: bool) -> Expr:
+        """The line of a block that a lane has."""
+        return tirx.floormod(lane, self.size)
 
     @property
     def sums(self) -> int:
@@ -88,7 +97,7 @@ class MfmaUnit:
 
     @property
     def groups(self) -> Sequence[tuple[int, int]]:
-        return [(0, first * self.k_groups) for first in range(0, self.sums, _NEIGHBOURS)]
+        return [(0, first * self.instruction.k_groups) for first in range(0, self.sums, _NEIGHBOURS)]
 
     @property
     def row_lanes(self) -> Sequence[int]:
@@ -105,7 +114,7 @@ class MfmaUnit:
         return tirx.const(chunks, "int32") if isinstance(chunks, int) else chunks
 
     def copies(self, turns: int, *, is_packed: bool = False) -> RegisterCopies:
-        return RegisterCopies(self, turns, turns_signs=self.is_unsigned and not is_packed)
+        return RegisterCopies(self, turns, turns_signs=self.turns_signs and not is_packed)
 
     def convert(self, numbers: Sequence[Expr], terms: int) -> list[list[Expr]]:
         assert terms == 1
@@ -114,7 +123,7 @@ class MfmaUnit:
     def _converted(self, number: Expr) -> Expr:
         """A float32, the bits of a number of 16, or a byte of A as the unit multiplies it. What becomes float32 is bfloat16."""
         if self.kind == "i8":
-            byte = number ^ tirx.const(0x80, "uint8") if self.is_unsigned else number
+            byte = number ^ tirx.const(0x80, "uint8") if self.turns_signs else number
             return tirx.reinterpret("int8", byte) if str(byte.ty) == "uint8" else byte
         if str(number.ty) == self.dtype:
             return number
@@ -148,7 +157,7 @@ class MfmaUnit:
         run = _NEIGHBOURS if with_sums else self.chunk
         return LaneFragments(self, layout, is_a, begin, lines, lane, run)
 
-    def sums_as_fragments(self, sums: Buffer, terms: int) -> SumNumbers:
+    def sums_as_fragments(self, sums: Buffer, terms: int, lane: Expr) -> SumNumbers:
         assert terms == 1
         return SumNumbers(self, sums)
 
@@ -163,7 +172,7 @@ class MfmaUnit:
         assert isinstance(a, LaneFragments | SumNumbers)
         assert isinstance(b, LaneFragments)
         row_blocks, column_blocks, instruction = a.lines // self.size, b.lines // self.size, self.instruction
-        for part in range(self.chunk // instruction.numbers):
+        for part in range(self.lane_chunks * self.chunk // instruction.numbers):
             for i, j in nest(range(row_blocks), range(column_blocks)):
                 cells = _run((i * column_blocks + j) * self.sums, self.sums)
                 result = instruction(b.numbers(slot, j, part), a.numbers(slot, i, part), sums[cells])
@@ -216,25 +225,28 @@ class RegisterCopies:
 
 
 class LaneFragments:
-    """Lane l has, of every block of SIZE lines, a chunk along k of line l % SIZE: of the step's chunks number l / SIZE.
+    """A lane has, of every block of SIZE lines, chunks along k of one line: for v_mfma lane l chunk l / SIZE of line l % SIZE.
 
     Where rows run along lines the chunk may be made of runs of k, one of each group of lanes after the other.
     """
 
     def __init__(self, unit: MfmaUnit, layout: PartLayout, is_a: bool, begin: Expr, lines: int, lane: Expr, run: int) -> None:
         self.unit, self.layout, self.lines, builder = unit, layout, lines, unit.builder
-        self._run = run
+        self._run, self._numbers = run, unit.lane_chunks * unit.chunk
         assert layout.is_swizzled == layout.along_k
         assert run == unit.chunk or not layout.along_k
-        group, line = builder.bind(tirx.floordiv(lane, unit.size)), builder.bind(tirx.floormod(lane, unit.size))
+        groups = unit.instruction.k_groups
+        group = builder.bind(tirx.floordiv(lane, unit.size)) if groups > 1 else tirx.const(0, "int32")
+        line = builder.bind(unit.line_of(lane, is_a=is_a))
         if layout.along_k:
             self._swizzle = builder.bind(layout.swizzle(line))
             self._first = builder.bind((begin + line) * layout.row_chunks)
-            steps = layout.depth // unit.depth
-            self._chunks = [self._chunk(step * unit.k_groups + group) for step in range(steps)]
+            count, own = layout.depth // unit.chunk, range(unit.lane_chunks)
+            steps = range(0, count, groups * unit.lane_chunks)
+            self._chunks = [[self._chunk(step + group * unit.lane_chunks + c) for c in own] for step in steps]
         else:
             self._first = builder.bind(group * (run * layout.lines) + begin + line)
-        self._registers = builder.local(2 * lines // unit.size * unit.chunk, unit.dtype, "a" if is_a else "b")
+        self._registers = builder.local(2 * lines // unit.size * self._numbers, unit.dtype, "a" if is_a else "b")
 
     def _chunk(self, number: Expr) -> Expr:
         """Where a chunk of the lane's rows lies in them."""
@@ -250,19 +262,21 @@ class LaneFragments:
 
     def _load_chunk(self, slot: int, address: Expr, step: int, block: int) -> None:
         unit, layout = self.unit, self.layout
-        number = address + self._first + self._chunks[step] + block * unit.size * layout.row_chunks
-        loaded = unit.stages[_run(number * unit.chunk, unit.chunk)]
-        unit.builder.emit(tirx.BufferStore(self._registers, loaded, [_run(self._place(slot, block), unit.chunk)]))
+        for c, chunk in enumerate(self._chunks[step]):
+            number = address + self._first + chunk + block * unit.size * layout.row_chunks
+            loaded = unit.stages[_run(number * unit.chunk, unit.chunk)]
+            place = _run(self._place(slot, block) + c * unit.chunk, unit.chunk)
+            unit.builder.emit(tirx.BufferStore(self._registers, loaded, [place]))
 
     def _load_numbers(self, slot: int, address: Expr, step: int, block: int) -> None:
         unit, layout = self.unit, self.layout
-        for e in range(unit.chunk):
-            k = step * unit.depth + e // self._run * (self._run * unit.k_groups) + e % self._run
+        for e in range(self._numbers):
+            k = step * unit.depth + e // self._run * (self._run * unit.instruction.k_groups) + e % self._run
             number = self._first + (k * layout.lines + block * unit.size)
             unit.builder.store(self._registers, self._place(slot, block) + e, unit.stages[address * unit.chunk + number])
 
     def _place(self, slot: int, block: int) -> int:
-        return (slot * (self.lines // self.unit.size) + block) * self.unit.chunk
+        return (slot * (self.lines // self.unit.size) + block) * self._numbers
 
     def numbers(self, slot: int, block: int, part: int) -> Expr:
         """What an instruction takes of a block, `part` telling which of the chunk's numbers."""

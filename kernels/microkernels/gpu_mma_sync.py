@@ -108,7 +108,7 @@ class MmaSync:
     ) -> FragmentReader:
         return FragmentReader(self.builder, layout, is_a, begin, lines, lane)
 
-    def sums_as_fragments(self, sums: Buffer, terms: int) -> SumWords:
+    def sums_as_fragments(self, sums: Buffer, terms: int, lane: Expr) -> SumWords:
         return SumWords(self, sums, terms)
 
     def multiply(self, sums: Buffer, a: Fragments | SumFragments, b: Fragments, slot: int, terms: tuple[int, int]) -> None:

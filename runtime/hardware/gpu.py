@@ -16,7 +16,9 @@ class GpuMachine:
     `block_bytes` of shared memory at most, a multiprocessor `shared_bytes` for all that it runs. `memory_latency` is in clocks,
     from a load to its data in DRAM; `launch_us` of a kernel behind another one. Warps have `lanes` threads; `lanes_a_clock` begin
     an instruction. `stages` of a software pipeline are the most that are of use: more hide more latency, and leave room for fewer
-    blocks; two, where registers hold what is on its way.
+    blocks; two, where registers hold what is on its way. A warp's tile has `warp_sums` at
+    most, and `deep_sums` where stages are twice as deep, for its registers. Bytes are multiplied `byte_factor` times as fast as
+    16-bit floats.
     """
 
     name: str
@@ -37,6 +39,9 @@ class GpuMachine:
     lanes_a_clock: int = 128
     stages: tuple[int, ...] = (4, 6)
     warpgroup_flops: int = 0
+    warp_sums: int = 128 * 64
+    deep_sums: int = 64 * 32
+    byte_factor: int = 2
 
     @property
     def memory_bytes(self) -> float:
@@ -48,7 +53,8 @@ class GpuMachine:
         return self.launch_us * self.ghz * 1e3
 
 
-# Whitepapers of A100, H100, CDNA3. On Hopper mma.sync reaches 62.9% of what wgmma does (Luo et al.: Benchmarking and Dissecting
+# Whitepapers of A100, H100, CDNA3, and AMD's figures of the Radeon RX 7900 XTX, without its pairs of float32 operations.
+# On Hopper mma.sync reaches 62.9% of what wgmma does (Luo et al.: Benchmarking and Dissecting
 # the Nvidia Hopper GPU Architecture via Microbenchmarking, 2024); the memory's rate there is that of a measured copy.
 _ROWS = {
     "sm_80": GpuMachine("sm_80", 108, 1.41, 2048, 128, 1935, 163 << 10, 164 << 10, l2_size_bytes=40 << 20, memory_latency=600),
@@ -69,13 +75,30 @@ _ROWS = {
         lanes_a_clock=64,
         stages=(2,),
     ),
+    "gfx1100": GpuMachine(
+        "gfx1100",
+        96,
+        2.5,
+        512,
+        128,
+        960,
+        64 << 10,
+        64 << 10,
+        l2_size_bytes=96 << 20,
+        memory_latency=800,
+        lanes_a_clock=64,
+        stages=(2,),
+        warp_sums=64 * 32,
+        deep_sums=16 * 16,
+        byte_factor=1,
+    ),
 }
 
 
 def gpu_machine(level: str) -> GpuMachine:
     """The row of an architecture such as "sm_86", or of the one that is known and most like it."""
     if not (found := re.fullmatch(r"sm_(\d+)[af]?", level)):
-        return _ROWS["gfx942"]
+        return _ROWS["gfx942" if len(level) == len("gfx942") else "gfx1100"]  # CDNA, RDNA
     return _ROWS["sm_80" if int(found[1]) < 90 else "sm_90"]
 
 
@@ -90,9 +113,19 @@ def has_warpgroup_products(level: str) -> bool:
     return level in ("sm_90", "sm_90a")
 
 
-def has_byte_mfma(level: str) -> bool:
-    """Whether an architecture of AMD multiplies eight signed bytes of a lane by one v_mfma: CDNA from its third on."""
-    return has_mfma(level) and level != "gfx90a"
+def has_matrix_unit(level: str) -> bool:
+    """Whether products on an architecture's matrix unit have kernels."""
+    return has_half_products(level) or has_mfma(level) or has_wmma(level)
+
+
+def has_byte_products(level: str) -> bool:
+    """Whether those of bytes have."""
+    return has_matrix_unit(level) and level != "gfx90a"  # whose v_mfma multiplies four bytes of a lane
+
+
+def has_wmma(level: str) -> bool:
+    """Whether an architecture of AMD has products of 16-bit floats and bytes by v_wmma as RDNA 3 has them."""
+    return re.fullmatch(r"gfx11\d\d", level) is not None
 
 
 def has_mfma(level: str) -> bool:

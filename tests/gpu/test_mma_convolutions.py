@@ -209,7 +209,8 @@ def test_it_takes_what_the_matrix_unit_multiplies() -> None:
     plain = case((1, 8, 6, 6), 8, 3, 1, 1)
     for group, target, reason in (
         (plain.group, Target("cuda", "sm_75"), "cuda:sm_75 has no mma.sync"),
-        (plain.group, Target("rocm", "gfx1100"), "rocm:gfx1100 has no v_mfma"),
+        (plain.group, Target("rocm", "gfx1030"), "rocm:gfx1030 has no v_mfma"),
+        (plain.group, Target("rocm", "gfx1100"), "multiplies no float32"),
         (depthwise_one, Target("cuda", "sm_90"), "one channel a group"),
         (replace(plain.group, constants=frozenset("b")), Target("cuda", "sm_90"), "its weights are not constant"),
         (case((0, 8, 6, 6), 8, 3, 1, 1).group, Target("cuda", "sm_90"), "nothing to multiply"),

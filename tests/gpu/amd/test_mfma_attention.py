@@ -102,6 +102,6 @@ def test_blocks_for_every_compute_unit() -> None:
 
 
 def test_it_needs_a_matrix_unit() -> None:
-    refused = attention_mma_gpu.plan(attend((1, 2, 9, 11, 8, 8)).group, Target("rocm", "gfx1100"))
+    refused = attention_mma_gpu.plan(attend((1, 2, 9, 11, 8, 8)).group, Target("rocm", "gfx1030"))
     assert isinstance(refused, Refusal)
-    assert refused.reason == "rocm:gfx1100 has no v_mfma of bfloat16"
+    assert refused.reason == "rocm:gfx1030 has no v_mfma or v_wmma of bfloat16"

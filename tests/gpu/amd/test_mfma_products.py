@@ -227,7 +227,7 @@ def test_two_blocks_of_a_compute_unit() -> None:
 
 def test_it_takes_what_the_matrix_unit_multiplies() -> None:
     plain = product(numbers(8, 8), numbers(8, 8)).group
-    refused = matmul_mma_gpu.plan(plain, Target("rocm", "gfx1100"))
+    refused = matmul_mma_gpu.plan(plain, Target("rocm", "gfx1030"))
     assert isinstance(refused, Refusal)
-    assert refused.reason == "rocm:gfx1100 has no v_mfma of bfloat16"
+    assert refused.reason == "rocm:gfx1030 has no v_mfma or v_wmma of bfloat16"
     assert not isinstance(matmul_mma_gpu.plan(plain, Target("rocm", "gfx90a")), Refusal)

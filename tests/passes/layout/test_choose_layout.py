@@ -207,12 +207,18 @@ def form_of(model: ir.Model, node: ir.Node, target: Target, precision: Precision
 
 
 @pytest.mark.parametrize(
-    ("target", "refused"), [("rocm:gfx1100", True), ("cuda:sm_75", True), ("rocm:gfx942", False), ("cuda:sm_90", False)]
+    ("target", "refused"), [("rocm:gfx1030", True), ("cuda:sm_75", True), ("rocm:gfx942", False), ("cuda:sm_90", False)]
 )
 def test_gpus_without_a_matrix_unit_have_no_kernel(target: str, refused: bool) -> None:
     _, context = lowered(NETWORK, target)
     reason = f"no kernel computes Conv channels-last on {target.partition(':')[0]}"
     assert any(reason in str(remark) for remark in context.remarks) == refused
+
+
+def test_a_matrix_unit_that_does_not_multiply_float32_leaves_the_layout() -> None:
+    model, context = lowered(NETWORK, "rocm:gfx1100")
+    assert not [node for node in model.graph if node.op_type == "Transpose"]
+    assert any("multiplies no float32" in str(remark) for remark in context.remarks)
 
 
 def test_a_convolution_beside_other_operators_is_refused() -> None:

@@ -25,6 +25,7 @@ _FENCE = re.compile(r"^\s*fence (?:syncscope\(\"[\w-]+\"\) )?(\w+)(?:, !mmra !\d
 _MFMA = re.compile(
     r"call <(16|4) x (float|i32)> @llvm\.amdgcn\.mfma\.(?:f32|i32)\.([\w]+?)(?:\.1k)?(\.i8)?\((<4 x half>|<4 x i16>|float|i64) "
 )
+_WMMA = re.compile(r"@llvm\.amdgcn\.wmma\.(f32|i32)\.16x16x16\.(f16|bf16|iu8)[\w.]*\(")
 _TYPE = re.compile(r"^(?:<(\d+) x )?(i8|i16|i32|i64|i1|half|bfloat|float|double|ptr)>?$")
 _BYTES = {"i1": 1, "i8": 1, "i16": 2, "half": 2, "bfloat": 2, "i32": 4, "float": 4, "i64": 8, "double": 8, "ptr": 8}
 _FUNCTIONS = {
@@ -37,7 +38,7 @@ _FUNCTIONS = {
     "sched.barrier": "pin",
     "exp2.f32": "exp2",
 }
-_MEETING = re.compile(r"@llvm\.amdgcn\.(?:s\.barrier|ds\.bpermute|mfma)|prefuse_block_barrier")
+_MEETING = re.compile(r"@llvm\.amdgcn\.(?:s\.barrier|ds\.bpermute|mfma|wmma)|prefuse_block_barrier")
 _DECLARED = """
 @sim_lds = external global [65536 x i8]
 declare void @sim_reads(ptr, i32, i32)
@@ -124,7 +125,7 @@ def _host_line(line: str) -> str:
     if fence := _FENCE.match(line):
         calls = {"release": ("release",), "acquire": ("acquire",)}.get(fence[1], ("release", "acquire"))
         return "\n".join(f"  call void @sim_{one}()" for one in calls)
-    if line.startswith("declare") and "llvm.amdgcn.mfma" in line:
+    if line.startswith("declare") and ("llvm.amdgcn.mfma" in line or "llvm.amdgcn.wmma" in line):
         return ""
     if access := _ACCESS.match(line):
         return _told(access)
@@ -185,4 +186,31 @@ define internal {sums} @mfma_{name}({operand} %a, {operand} %b, {sums} %c, i32 %
 """
         return f"call {sums} @mfma_{name}({operand} "
 
-    return _MFMA.sub(called, text) + "".join(functions.values())
+    text = _MFMA.sub(called, text)
+    for number, name in sorted(set(_WMMA.findall(text))):
+        functions[name] = _wmma_function(name, number == "f32")
+    return _WMMA.sub(r"@wmma_\2(", text) + "".join(functions.values())
+
+
+def _wmma_function(name: str, is_float: bool) -> str:
+    """A function for an instruction of RDNA's matrix unit."""
+    operand, sums = {"f16": "<16 x half>", "bf16": "<16 x i16>"}.get(name, "<4 x i32>"), f"<8 x {'float' if is_float else 'i32'}>"
+    taken = (
+        f"{operand} %a, {operand} %b, {sums} %c" if is_float else f"i1 %x, {operand} %a, i1 %y, {operand} %b, {sums} %c, i1 %z"
+    )
+    signs = "i32 1, i32 1" if is_float else "i32 %sx, i32 %sy"
+    extended = "" if is_float else "  %sx = zext i1 %x to i32\n  %sy = zext i1 %y to i32\n"
+    return f"""
+declare void @sim_wmma_{name}(ptr, ptr, ptr, i32, i32)
+define internal {sums} @wmma_{name}({taken}) noinline {{
+  %p = alloca {operand}, align 32
+  %q = alloca {operand}, align 32
+  %r = alloca {sums}, align 32
+  store {operand} %a, ptr %p
+  store {operand} %b, ptr %q
+  store {sums} %c, ptr %r
+{extended}  call void @sim_wmma_{name}(ptr %p, ptr %q, ptr %r, {signs})
+  %d = load {sums}, ptr %r
+  ret {sums} %d
+}}
+"""

@@ -86,6 +86,41 @@ template <int SIZE, int NUMBERS, class T, auto NUMBER> void multiply(const void*
   end_on_fault();
   together(mfma<SIZE, NUMBERS, T, NUMBER>, operands);
 }
+// v_wmma of 16 x 16 sums by 16 of k (RDNA3 ISA, "Wave Matrix Multiply Accumulate"): lanes l and l + 16 both have row l of A and
+// column l of B, all of k; of the sums, register r is column l % 16 and row 2 r + l / 16. Bytes have signs, or none.
+struct Wmma {
+  const void *a, *b;
+  void* sums;
+  int is_signed[2];
+};
+template <class T, auto NUMBER> void wmma(void** lanes) {
+  using Sum = decltype(NUMBER(T(), 1));
+  using Exact = std::conditional_t<std::is_same_v<Sum, float>, double, int64_t>;
+  static Exact d[16][16];
+  for (int l = 0; l < 16; l++) {
+    const Wmma &low = *(Wmma*)lanes[l], &high = *(Wmma*)lanes[l + 16];
+    if (memcmp(low.a, high.a, 16 * sizeof(T)) || memcmp(low.b, high.b, 16 * sizeof(T)))
+      fail("v_wmma of operands that differ between the halves of a wavefront");
+  }
+  for (int l = 0; l < 32; l++)
+    for (int r = 0; r < 8; r++) d[2 * r + l / 16][l % 16] = ((const Sum*)((Wmma*)lanes[l])->sums)[r];
+  for (int i = 0; i < 16; i++)
+    for (int j = 0; j < 16; j++) {
+      const Wmma &row = *(Wmma*)lanes[i], &column = *(Wmma*)lanes[j];
+      for (int k = 0; k < 16; k++)
+        d[i][j] += (Exact)NUMBER(((const T*)row.a)[k], row.is_signed[0]) * (Exact)NUMBER(((const T*)column.b)[k], row.is_signed[1]);
+    }
+  for (int l = 0; l < 32; l++)
+    for (int r = 0; r < 8; r++) ((Sum*)((Wmma*)lanes[l])->sums)[r] = (Sum)d[2 * r + l / 16][l % 16];
+  counts[MMA]++;
+}
+template <class T, auto NUMBER> void multiply_waves(const void* a, const void* b, void* sums, int x, int y) {
+  Wmma operands{a, b, sums, {x, y}};
+  if (WARP != 32) fail("v_wmma on a GPU whose wavefronts have 64 lanes");
+  if (blockDim.x % WARP) fail("v_wmma of a wavefront that has lanes without threads");
+  end_on_fault();
+  together(wmma<T, NUMBER>, operands);
+}
 inline float of_f16(uint16_t bits) {
   _Float16 half;
   memcpy(&half, &bits, 2);
@@ -99,6 +134,9 @@ inline float of_bf16(uint16_t bits) {
 }
 inline float of_f32(float value) { return value; }
 inline int32_t of_i8(int8_t value) { return value; }
+inline float half_of(uint16_t bits, int) { return of_f16(bits); }
+inline float brain_of(uint16_t bits, int) { return of_bf16(bits); }
+inline int32_t byte_of(uint8_t bits, int is_signed) { return is_signed ? (int8_t)bits : bits; }
 }  // namespace sim
 
 #define SIM_HIDDEN __attribute__((used, visibility("hidden")))
@@ -158,6 +196,15 @@ SIM_MFMA(32x32x2f32, 32, 1, float, sim::of_f32)
 SIM_MFMA(16x16x4f32, 16, 1, float, sim::of_f32)
 SIM_MFMA(32x32x16i8, 32, 8, int8_t, sim::of_i8)
 SIM_MFMA(16x16x32i8, 16, 8, int8_t, sim::of_i8)
+SIM_HIDDEN void sim_wmma_f16(const void* a, const void* b, void* sums, int x, int y) {
+  sim::multiply_waves<uint16_t, sim::half_of>(a, b, sums, x, y);
+}
+SIM_HIDDEN void sim_wmma_bf16(const void* a, const void* b, void* sums, int x, int y) {
+  sim::multiply_waves<uint16_t, sim::brain_of>(a, b, sums, x, y);
+}
+SIM_HIDDEN void sim_wmma_iu8(const void* a, const void* b, void* sums, int x, int y) {
+  sim::multiply_waves<uint8_t, sim::byte_of>(a, b, sums, x, y);
+}
 // 0, or 719 and a text in sim_fault.
 SIM_HIDDEN int sim_launch(void (*kernel)(void**), unsigned blocks, unsigned threads, unsigned lds_bytes, bool meets, void** arguments) {
   sim::begin_block = [] {
