@@ -95,8 +95,8 @@ class MatrixUnit(Protocol):
         """Shared memory of a block; the address of its first chunk."""
 
     def offset(self, chunks: Expr | int) -> Expr: ...
-    def copies(self, turns: int, *, is_packed: bool = False) -> Copies:
-        """Of an operand as it lies, or of a constant that is packed as the unit multiplies it."""
+    def copies(self, turns: int) -> Copies:
+        """Of an operand as it lies, or of a constant that is packed."""
 
     def convert(self, numbers: Sequence[Expr], terms: int) -> list[list[Expr]]:
         """The terms of a chunk's numbers, which are float32, bits of 16, or bytes of A, each term as `put` takes it."""

@@ -1,6 +1,7 @@
 """AMD's matrix unit (v_mfma of CDNA, from gfx90a on): 32 x 32 or 16 x 16 sums, of bfloat16, float16 or float32 itself, or bytes.
 
-Bytes are signed: unsigned ones of A are multiplied less 128, their upper bit the other way round.
+Bytes are signed: unsigned ones of A are multiplied less 128, their upper bit turned where fragments are loaded from LDS. (On the
+way to LDS LLVM turns it where they are loaded from memory, and waits for them before the products that should hide that.)
 
 Chunks are loaded to registers early and stored to LDS late: there are no asynchronous copies. Addresses are numbers of chunks. A
 lane loads a chunk of its line at once where lines run along k, which is several instructions' k; else number by number, of which
@@ -113,18 +114,17 @@ class MfmaUnit:
     def offset(self, chunks: Expr | int) -> Expr:
         return tirx.const(chunks, "int32") if isinstance(chunks, int) else chunks
 
-    def copies(self, turns: int, *, is_packed: bool = False) -> RegisterCopies:
-        return RegisterCopies(self, turns, turns_signs=self.turns_signs and not is_packed)
+    def copies(self, turns: int) -> RegisterCopies:
+        return RegisterCopies(self, turns)
 
     def convert(self, numbers: Sequence[Expr], terms: int) -> list[list[Expr]]:
         assert terms == 1
         return [[self._converted(number) for number in numbers]]
 
     def _converted(self, number: Expr) -> Expr:
-        """A float32, the bits of a number of 16, or a byte of A as the unit multiplies it. What becomes float32 is bfloat16."""
+        """A float32, the bits of a number of 16, or a byte of A as it lies in LDS. What becomes float32 is bfloat16."""
         if self.kind == "i8":
-            byte = number ^ tirx.const(0x80, "uint8") if self.turns_signs else number
-            return tirx.reinterpret("int8", byte) if str(byte.ty) == "uint8" else byte
+            return tirx.reinterpret("int8", number) if str(number.ty) == "uint8" else number
         if str(number.ty) == self.dtype:
             return number
         if self.kind == "f32":
@@ -182,12 +182,11 @@ class MfmaUnit:
 class RegisterCopies:
     """Chunks that wait in registers. Beyond edges another place is read, whose numbers become zeros when they are stored.
 
-    Where a chunk has fewer numbers than 16 bytes those behind them are read, too, and become zeros. `turns_signs`: numbers are
-    unsigned bytes, and become signed ones that are 128 less.
+    Where a chunk has fewer numbers than 16 bytes those behind them are read, too, and become zeros.
     """
 
-    def __init__(self, unit: MfmaUnit, turns: int, *, turns_signs: bool) -> None:
-        self._unit, self._turns_signs, builder = unit, turns_signs, unit.builder
+    def __init__(self, unit: MfmaUnit, turns: int) -> None:
+        self._unit, builder = unit, unit.builder
         self._waiting = builder.local(turns * unit.chunk, unit.dtype, "waiting")
         self._masks = builder.local(turns, "uint32", "masks")  # of all bits, or of none
         self._counts = builder.local(turns, "int32", "counts")
@@ -218,9 +217,6 @@ class RegisterCopies:
         if self._has_counts:
             is_number = _run(0, unit.chunk) < tirx.Broadcast(self._counts[at], unit.chunk)
             content = tirx.Select(is_number, content, tirx.Broadcast(tirx.const(0, unit.dtype), unit.chunk))
-        if self._turns_signs:
-            words = tirx.reinterpret(f"uint32x{_WORDS}", content)
-            content = tirx.reinterpret(kind, words ^ tirx.Broadcast(_u32(_UPPER_BITS), _WORDS))
         unit.put_vector(to, content)
 
 
@@ -233,6 +229,8 @@ class LaneFragments:
     def __init__(self, unit: MfmaUnit, layout: PartLayout, is_a: bool, begin: Expr, lines: int, lane: Expr, run: int) -> None:
         self.unit, self.layout, self.lines, builder = unit, layout, lines, unit.builder
         self._run, self._numbers = run, unit.lane_chunks * unit.chunk
+        self._turns_signs = is_a and unit.turns_signs
+        assert layout.along_k or not self._turns_signs
         assert layout.is_swizzled == layout.along_k
         assert run == unit.chunk or not layout.along_k
         groups = unit.instruction.k_groups
@@ -265,6 +263,9 @@ class LaneFragments:
         for c, chunk in enumerate(self._chunks[step]):
             number = address + self._first + chunk + block * unit.size * layout.row_chunks
             loaded = unit.stages[_run(number * unit.chunk, unit.chunk)]
+            if self._turns_signs:
+                words = tirx.reinterpret(f"uint32x{_WORDS}", loaded) ^ tirx.Broadcast(_u32(_UPPER_BITS), _WORDS)
+                loaded = tirx.reinterpret(f"{unit.dtype}x{unit.chunk}", words)
             place = _run(self._place(slot, block) + c * unit.chunk, unit.chunk)
             unit.builder.emit(tirx.BufferStore(self._registers, loaded, [place]))
 

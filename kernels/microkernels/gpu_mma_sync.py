@@ -64,7 +64,7 @@ class MmaSync:
     def offset(self, chunks: Expr | int) -> Expr:
         return _u32(chunks * ptx.COPY_BYTES)
 
-    def copies(self, turns: int, *, is_packed: bool = False) -> MmaSync:
+    def copies(self, turns: int) -> MmaSync:
         return self
 
     def begin(

@@ -69,7 +69,7 @@ class PackedSource:
         self._thread = thread
         panel = matrix * self.panels + tirx.floordiv(begin, self.layout.lines)
         self._origin = self.unit.builder.bind(panel * (self.parts * self._numbers) + thread * self.layout.chunk)
-        self._copies = self.unit.copies(ceil(self.layout.chunks / self.threads), is_packed=True)
+        self._copies = self.unit.copies(ceil(self.layout.chunks / self.threads))
 
     @property
     def _numbers(self) -> int:

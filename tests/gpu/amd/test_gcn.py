@@ -16,6 +16,7 @@ from prefuse.kernels.groups.configuration import TEMPLATE
 from prefuse.kernels.groups.group import Group
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
+from prefuse.kernels.template.values import read_narrow
 from prefuse.runtime.hardware.gpu import gpu_machine
 
 from ...kernels.attention.attention_cases import attend
@@ -23,6 +24,7 @@ from ...kernels.convolution.channels_last_cases import convolution
 from ...kernels.harness import operator
 from ...sample import every
 from ..simulator import ROCM
+from ..test_byte_products import product as byte_product
 from .gcn import Code, code_of, read_assembly
 
 SIZE = ProductSize(1, 2048, 2048, 8192)  # so many parts of k that a loop is left of them
@@ -137,6 +139,18 @@ def test_large_products() -> None:
             assert loop.count("ds_write") == loop.count("ds_write_b128")
             others = sum(number for name, number in loop.kinds().items() if name.startswith("v_") and "mfma" not in name)
             assert others < 1.5 * loop.count("v_mfma")
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_products_of_bytes(dtype: str) -> None:
+    """Loads behind enough products, also of unsigned bytes, whose upper bit is turned between LDS and the products."""
+    case = byte_product(np.zeros((256, 8192), dtype), np.zeros((8192, 256), np.int8), tile="128x128x64/64x64*2")
+    (code,) = codes({"k": read_narrow(case.group)}).values()
+    loop = code.loop()
+    assert loop.count("v_mfma") == loop.count("v_mfma_i32") >= 16
+    assert min(loop.load_distances()) >= FEW
+    others = sum(number for name, number in loop.kinds().items() if name.startswith("v_") and "mfma" not in name)
+    assert others < 2.5 * loop.count("v_mfma")
 
 
 def test_small_products() -> None:
