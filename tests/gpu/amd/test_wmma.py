@@ -21,6 +21,7 @@ from prefuse.runtime.hardware.gpu import gpu_machine
 
 from ...kernels.attention.attention_cases import attend
 from ...kernels.harness import Case
+from ...passes.layout.test_choose_layout import NETWORK, lowered
 from ...sample import dealt, every
 from .. import test_attention, test_byte_products, test_mma_convolutions, test_mma_products
 from ..simulator import RDNA, SimulatedFaultError, check
@@ -144,6 +145,12 @@ def test_float32_stays_with_threads() -> None:
     assert "multiplies no float32" in refused["gpu_mma_matmul"]
     rounded = replace(group, precision="bfloat16")
     assert candidates(rounded, RDNA)[0][0][0] == "gpu_mma_matmul"
+
+
+def test_convolutions_of_float32_leave_the_layout() -> None:
+    model, context = lowered(NETWORK, str(RDNA))
+    assert not [node for node in model.graph if node.op_type == "Transpose"]
+    assert any("multiplies no float32" in str(remark) for remark in context.remarks)
 
 
 @pytest.mark.parametrize("along_k", [True, False])

@@ -215,12 +215,6 @@ def test_gpus_without_a_matrix_unit_have_no_kernel(target: str, refused: bool) -
     assert any(reason in str(remark) for remark in context.remarks) == refused
 
 
-def test_a_matrix_unit_that_does_not_multiply_float32_leaves_the_layout() -> None:
-    model, context = lowered(NETWORK, "rocm:gfx1100")
-    assert not [node for node in model.graph if node.op_type == "Transpose"]
-    assert any("multiplies no float32" in str(remark) for remark in context.remarks)
-
-
 def test_a_convolution_beside_other_operators_is_refused() -> None:
     """A group that some other pass has made."""
     from prefuse.compiler.ir.functions import fuse_into_function
