@@ -16,7 +16,7 @@ from .template.contract import BuiltKernel, Refusal
 
 _FOLDER = Path(__file__).parent.parent.name
 # What Python raises where a size meets code that is for numbers alone.
-_MISFITS = (SymbolicSizeError, AttributeError, TypeError, ValueError)
+_MISFITS = (SymbolicSizeError, AttributeError, TypeError, ValueError, NotImplementedError)  # the last one by TVM's constants
 
 
 class _RefusedError(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from functools import cache, partial
@@ -100,3 +101,11 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "exports"
     folder.mkdir(exist_ok=True)
     return cache(partial(exported, folder=folder))
+
+
+@pytest.fixture
+def sigint_handler() -> Iterator[object]:
+    """Python's own handler of SIGINT, which a job in the background of a shell has not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield signal.default_int_handler
+    signal.signal(signal.SIGINT, before)

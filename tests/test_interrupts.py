@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,15 +17,7 @@ from tvm.target import Target
 _MODEL = '<ir_version: 10, opset_import: ["": 21]> main (float[64] x) => (float[64] y) { y = Tanh(x) }'
 
 
-@pytest.fixture
-def handler() -> Iterator[object]:
-    """Python's own handler of SIGINT, which a job in the background of a shell has not."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield signal.default_int_handler
-    signal.signal(signal.SIGINT, before)
-
-
-def test_inside_a_function_that_tvm_calls(handler: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inside_a_function_that_tvm_calls(sigint_handler: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def current(**options: bool) -> object:
@@ -41,13 +32,13 @@ def test_inside_a_function_that_tvm_calls(handler: object, tmp_path: Path, monke
         prefuse.compile(model, cache=tmp_path)
     assert calls == [1]
     assert not list(tmp_path.iterdir())
-    assert signal.getsignal(signal.SIGINT) is handler
+    assert signal.getsignal(signal.SIGINT) is sigint_handler
     prefuse.compile(model, cache=tmp_path)
     assert len(list(tmp_path.glob("*.prefuse"))) == 1
 
 
 @pytest.mark.parametrize("error", [RuntimeError("C++ trace"), None])
-def test_whoever_caught_it(handler: object, error: Exception | None) -> None:
+def test_whoever_caught_it(sigint_handler: object, error: Exception | None) -> None:
     @surfacing_interrupts()
     def work() -> None:
         try:
@@ -58,7 +49,7 @@ def test_whoever_caught_it(handler: object, error: Exception | None) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         work()
-    assert signal.getsignal(signal.SIGINT) is handler
+    assert signal.getsignal(signal.SIGINT) is sigint_handler
 
 
 def test_other_errors_and_handlers_stay_as_they_are() -> None:
@@ -79,7 +70,7 @@ def _interrupted_lookup() -> None:
     raise KeyError("ours")
 
 
-def test_another_thread_has_no_signals(handler: object) -> None:
+def test_another_thread_has_no_signals(sigint_handler: object) -> None:
     results: list[object] = []
 
     def work() -> None:
@@ -89,4 +80,4 @@ def test_another_thread_has_no_signals(handler: object) -> None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert results == [handler]
+    assert results == [sigint_handler]

@@ -147,7 +147,7 @@ class KernelBuilder:
         self._lane = outer
         for allocation in allocations:
             self.emit(allocation)
-        self.emit(tirx.For(variable, tirx.const(0, "int32"), _int(extent), tirx.ForKind[kind.upper()], body))
+        self.emit(tirx.For(variable, tirx.const(0, "int32"), int32_of(extent), tirx.ForKind[kind.upper()], body))
 
     @contextmanager
     def when(self, condition: Expr) -> Iterator[None]:
@@ -236,7 +236,7 @@ class KernelBuilder:
     def store(self, buffer: Buffer, offset: Expr, value: Expr) -> None:
         if is_rounding(value):
             value = rounded(value.value, self.name, has_instruction=self.has_bfloat16)
-        self.emit(tirx.BufferStore(buffer, value, [_int(offset)]))
+        self.emit(tirx.BufferStore(buffer, value, [int32_of(offset)]))
 
     def prefetch(self, element: Expr, *, is_near: bool = True) -> None:
         """Prefetch the cache line of an element into L1, or only into L2 unless `is_near`. Never faults, wherever the line is."""
@@ -374,7 +374,8 @@ def _pointer(name: str, dtype: str) -> Any:
     return tirx.Var(name, PointerType(PrimType(dtype)))
 
 
-def _int(value: Expr) -> Expr:
+def int32_of(value: Expr) -> Expr:
+    """A number, a size or an expression as an expression: what TVM wants as a subscript."""
     if isinstance(value, Size):
         return lower_size(value)
     return tirx.const(value, "int32") if isinstance(value, int) else value

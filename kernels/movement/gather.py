@@ -14,9 +14,9 @@ from tvm import tirx
 
 from ...runtime.hardware.machine import PAGE_BYTES
 from ...runtime.symbolic.shapes import is_one
-from ...runtime.symbolic.sizes import estimating, hint_of
+from ...runtime.symbolic.sizes import estimating, hint_of, maximum_of, minimum_of
 from ...runtime.target import Target
-from ..codegen.builder import Expr, Index, KernelBuilder, row_major
+from ..codegen.builder import Expr, Index, KernelBuilder, int32_of, row_major
 from ..codegen.gpu_builder import GpuBuilder
 from ..cost.estimate import Estimate, with_bytes
 from ..cost.memory import parallel_work
@@ -205,7 +205,7 @@ def index_at(group: Group, anchor: Op, builder: KernelBuilder, offset: Expr, ext
     literal = group.literal(name)
     if literal is not None and literal.size == 1:
         place = int(literal.item())
-        return min(max(place + extent if place < 0 else place, 0), extent - 1)
+        return int32_of(minimum_of(maximum_of(place + extent if place < 0 else place, 0), extent - 1))
     kind = group.types[name]
     value = builder.parameter(name, kind.elements, kind.dtype)[offset]
     value = tirx.Cast("int64", value)

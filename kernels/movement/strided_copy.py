@@ -15,7 +15,7 @@ from tvm import tirx
 from ...runtime.hardware.machine import Machine
 from ...runtime.symbolic.shapes import equal, is_one
 from ...runtime.symbolic.sizes import Size, estimating, hint_of, least_of
-from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, int32_of, row_major
 from ..codegen.gpu_builder import GpuBuilder
 from ..cost.movement import copied_cycles, repeated_cycles, transposed_cycles
 from ..cost.pointwise import LoopBody
@@ -274,8 +274,8 @@ class _Copy:
             repeated = builder.local(lanes * times.extent, str(self._source().dtype), "repeated")
             for start in range(0, lanes * times.extent, lanes):
                 places = [(start + place) // times.extent for place in range(lanes)]
-                run = elements[tirx.Ramp(_const(0), 1, lanes)]
-                builder.store(repeated, tirx.Ramp(_const(start), 1, lanes), tirx.Shuffle([run], places))
+                run = elements[tirx.Ramp(int32_of(0), 1, lanes)]
+                builder.store(repeated, tirx.Ramp(int32_of(start), 1, lanes), tirx.Shuffle([run], places))
                 with builder.loop(lanes, "vectorized", "lane") as lane:
                     self._store((*others, 0, first * times.extent + start + lane), repeated[start + lane])
 
@@ -291,7 +291,7 @@ class _Copy:
         literal = self.group.literal(source)
         if literal is not None and literal.size == 1:
             return GroupValues(self.group, self.builder).read(source, ())
-        return self._source()[_const(self._source_offset(index))]
+        return self._source()[int32_of(self._source_offset(index))]
 
     def _source(self) -> Buffer:
         assert self.region.source is not None
@@ -322,7 +322,7 @@ def transposed_tile(builder: KernelBuilder, source: Buffer, origin: Expr, stride
     """A square tile whose rows lie `stride` apart, transposed in registers: element [c * side + r] is source[r * stride + c]."""
     rows = builder.local(side * side, str(source.dtype), "tile")
     for r in range(side):
-        builder.store(rows, tirx.Ramp(_const(r * side), 1, side), source[tirx.Ramp(origin + r * stride, 1, side)])
+        builder.store(rows, tirx.Ramp(int32_of(r * side), 1, side), source[tirx.Ramp(origin + r * stride, 1, side)])
     return transposed(builder, rows, side)
 
 
@@ -336,15 +336,11 @@ def transposed(builder: KernelBuilder, rows: Buffer, side: int) -> Buffer:
         following = builder.local(side * side, dtype, "tile")
         for r in range(side):
             if not r & step:
-                pair = [rows[tirx.Ramp(_const(row * side), 1, side)] for row in (r, r | step)]
+                pair = [rows[tirx.Ramp(int32_of(row * side), 1, side)] for row in (r, r | step)]
                 low = [c if not c & step else side + (c ^ step) for c in range(side)]
                 high = [side + c if c & step else c ^ step for c in range(side)]
-                builder.store(following, tirx.Ramp(_const(r * side), 1, side), tirx.Shuffle(pair, low))
-                builder.store(following, tirx.Ramp(_const((r | step) * side), 1, side), tirx.Shuffle(pair, high))
+                builder.store(following, tirx.Ramp(int32_of(r * side), 1, side), tirx.Shuffle(pair, low))
+                builder.store(following, tirx.Ramp(int32_of((r | step) * side), 1, side), tirx.Shuffle(pair, high))
         rows = following
         step *= 2
     return rows
-
-
-def _const(value: Expr) -> Expr:
-    return tirx.const(value, "int32") if isinstance(value, int) else value

@@ -14,7 +14,7 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..codegen.builder import Expr, KernelBuilder, share, unravel
+from ..codegen.builder import Expr, KernelBuilder, int32_of, share, unravel
 from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder
@@ -67,7 +67,7 @@ def _non_zero(group: Group, op: Op, builder: KernelBuilder) -> Expr:
 
     def store(position: Expr, place: Expr) -> None:
         for row, index in enumerate(unravel(position, kind.shape)):
-            builder.store(out, place + row * kind.elements, tirx.Cast("int64", _int32(index)))
+            builder.store(out, place + row * kind.elements, tirx.Cast("int64", int32_of(index)))
 
     return select(builder, kind.elements, 4 * kind.elements, is_chosen, store)
 
@@ -169,7 +169,3 @@ def clear_rest(builder: KernelBuilder, group: Group, name: str, axis: int, count
 def _word(dtype: str) -> str:
     """The unsigned integer that an element is moved as."""
     return f"uint{8 * np.dtype(dtype).itemsize}"
-
-
-def _int32(value: Expr) -> Expr:
-    return tirx.const(value, "int32") if isinstance(value, int) else value

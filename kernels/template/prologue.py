@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...runtime.symbolic.shapes import equal, is_one
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..expressions import pointwise
 from ..groups.group import Group
@@ -40,7 +41,7 @@ class Computed:
             values = GroupValues(self.group, self.builder)
             if (literal := self.group.literal(name)) is not None and literal.size == 1:
                 return values.read(name, ())
-            return values.load(name, offset if kind.elements != 1 else 0)
+            return values.load(name, 0 if is_one(kind.elements) else offset)
         types = self.group.types
         operands = [self._read(one, offset, known) if one else None for one in op.inputs]
         dtypes = [types[one].dtype if one else "" for one in op.inputs]
@@ -74,7 +75,8 @@ def flat_obstacle(group: Group, name: str) -> str:
             continue
         seen.add(value)
         op = group.producers.get(value)
-        if group.types[value].elements not in (1, elements):
+        count = group.types[value].elements
+        if not is_one(count) and not equal(count, elements):
             return f"{value}, which an operand is computed from, spans only some of its dimensions"
         if op is not None:
             if op.op_type not in pointwise.POINTWISE:

@@ -9,7 +9,7 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.symbolic.sizes import Size
-from ..codegen.builder import Expr, Index, KernelBuilder, broadcast_index, row_major
+from ..codegen.builder import Expr, Index, KernelBuilder, broadcast_index, int32_of, row_major
 from ..expressions import pointwise
 from ..formats.minifloat import is_coded
 from ..groups.group import Group, Op
@@ -70,7 +70,7 @@ class GroupValues:
         """The element of an input at a flat offset."""
         kind = self.group.types[name]
         buffer = self.builder.parameter(name, kind.elements, kind.dtype)
-        return buffer[tirx.const(offset, "int32") if isinstance(offset, int) else offset]
+        return buffer[int32_of(offset)]
 
     def _apply(self, op: Op, index: Index) -> Expr:
         types = self.group.types

@@ -49,16 +49,23 @@ class GenerationLibrary:
     def repeat(self, fields: dict[str, int], after: Callable[[int], bool] | None) -> int:
         """Run the loop; returns the number of steps that it has made.
 
-        `after` is told the number of each step. Where it returns False or raises, the loop ends, and raises the same.
+        `after` is told the number of each step. Where it returns False or raises, the loop ends, and raises the same. A Ctrl-C
+        that comes as Python enters it, and of which ctypes leaves nothing but a message, is a KeyboardInterrupt, too.
         """
         raised: list[BaseException] = []
+        answered = 0
 
         def told(number: int) -> int:
+            nonlocal answered
+            if number > answered:  # an interrupt came before the first line of an earlier call, which ctypes answered
+                return 0
             try:
-                return int(after is None or after(number))
+                answer = int(after is None or after(number))
             except BaseException as error:  # Ctrl-C, too, which Python raises in here
                 raised.append(error)
                 return 0
+            answered += 1
+            return answer
 
         callback = _Callback(told) if after is not None else None
         address = 0 if callback is None else ctypes.cast(callback, ctypes.c_void_p).value or 0
@@ -66,7 +73,10 @@ class GenerationLibrary:
         self._repeat(ctypes.byref(control))
         if raised:
             raise raised[0]
-        return int(control[FIELDS.index("made")])
+        made = int(control[FIELDS.index("made")])
+        if callback is not None and answered < made:
+            raise KeyboardInterrupt
+        return made
 
 
 def function_address(function: Callable[..., object]) -> int:

@@ -52,6 +52,8 @@ _CASES = {
         lambda t: close("Transpose", numbers(2, t, 4, 16), perm=(0, 2, 1, 3)), {"x0": (2, "T", 4, 16), "y0": (2, 4, "T", 16)}
     ),
     "turned": Sized(lambda t: close("Transpose", numbers(t, 40), perm=(1, 0)), {"x0": ("T", 40), "y0": (40, "T")}, serves=9),
+    "last": Sized(lambda t: close("Gather", numbers(t), np.array(-1), axis=0), {"x0": ("T",)}),
+    "last-cut": Sized(lambda t: close("Slice", numbers(t), np.array([-1]), np.array([2**31]), np.array([0])), {"x0": ("T",)}),
     "gather": Sized(
         lambda t: close("Gather", numbers(50, 48), np.arange(t)[None] % 50 - 9, axis=0, variables=(1,)),
         {"x1": (1, "T"), "y0": (1, "T", 48)},

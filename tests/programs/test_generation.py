@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -124,7 +126,7 @@ def test_an_exception_leaves_the_text_as_it_was(generator: Generator, texts: np.
     np.testing.assert_array_equal(session.generate([[], []], 16), texts[:, 4:])
 
 
-def test_interrupts_end_it_between_steps(generator: Generator, texts: np.ndarray) -> None:
+def test_interrupts_end_it_between_steps(generator: Generator, texts: np.ndarray, sigint_handler: object) -> None:
     """Ctrl-C reaches the caller, and the session stays as it was."""
     session = generator.session()
     session.generate(PROMPTS, 4)
@@ -134,6 +136,30 @@ def test_interrupts_end_it_between_steps(generator: Generator, texts: np.ndarray
 
     with pytest.raises(KeyboardInterrupt):
         session.generate([[], []], 9, stream=stream)
+    np.testing.assert_array_equal(session.generate([[], []], 16), texts[:, 4:])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("step", [1, 3, 8])
+def test_an_interrupt_as_python_is_entered(step: int, generator: Generator, texts: np.ndarray) -> None:
+    """Before any line of the function that is told of steps runs, ctypes makes a message of the exception."""
+    session, streamed, steps = generator.session(), list[np.ndarray](), 0
+    session.generate(PROMPTS, 4)
+
+    def trace(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal steps
+        if frame.f_code.co_name == "told":
+            steps += 1
+            if steps == step:
+                raise KeyboardInterrupt
+
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            session.generate([[], []], 9, stream=streamed.append)
+    finally:
+        sys.settrace(None)
+    assert len(streamed) == step
     np.testing.assert_array_equal(session.generate([[], []], 16), texts[:, 4:])
 
 
