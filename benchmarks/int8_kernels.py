@@ -29,7 +29,7 @@ from prefuse.compiler.programs.options import Options
 from prefuse.kernels.formats.format import BF16_DOT, F32, U8_DOT, U8_MADD
 from prefuse.kernels.microkernels.amx_unit import BF16_TILES, U8_TILES
 from prefuse.runtime.executor import CompiledModel, load
-from prefuse.runtime.hardware.machine import host_machine
+from prefuse.runtime.hardware.machine import LINE_BYTES, host_machine
 from prefuse.runtime.precision import Weights
 from prefuse.runtime.target import Target, host_cpu_model
 from rich.console import Console
@@ -173,7 +173,8 @@ class Bench:
         port = self.net.plan.inputs[0]
         rng = np.random.default_rng(1)
         is_bytes = port.type.dtype == "uint8"
-        self.x = rng.integers(0, 256, port.type.shape, np.uint8) if is_bytes else rng.random(port.type.shape, np.float32)
+        given = rng.integers(0, 256, port.type.shape, np.uint8) if is_bytes else rng.random(port.type.shape, np.float32)
+        self.x = _aligned(given)
         self.predicted_us = 0.0
 
     def time_us(self) -> float:
@@ -209,6 +210,15 @@ def measure(problems: Sequence[Problem], target: Target, precision: Precision, t
         _measured(problem, bench, times[at, quiet[at]], macs / peaks[at, quiet[at]], turns)
         for at, (problem, bench) in enumerate(zip(problems, benches, strict=True))
     ]
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that begins where a cache line does, as what a program computes; elsewhere each row of a tile would be two lines."""
+    memory = np.empty(array.nbytes + LINE_BYTES, np.uint8)
+    begin = -memory.ctypes.data % LINE_BYTES
+    copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def _measured(problem: Problem, bench: Bench, times_us: Times, peaks: Times, turns: int) -> Measured:

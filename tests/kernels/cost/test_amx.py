@@ -22,8 +22,9 @@ def dots(m: int, n: int, k: int) -> float:
 
 
 def test_operands_in_l1_take_their_products_and_stores() -> None:
+    """Of three steps, between which no other block is stored."""
     stored = 5 * 64 * 32 / 16  # a line of 16 sums is stored from the tile, loaded and stored
-    assert cycles(64, 32, 128) == dots(64, 32, 128) + stored
+    assert cycles(64, 32, 96) == dots(64, 32, 96) + stored
 
 
 def test_tiles_from_l2_are_seen_beside_their_products() -> None:
