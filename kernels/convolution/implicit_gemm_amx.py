@@ -16,7 +16,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, share, unravel
 from ..cost.amx import OVERLAP, STREAMED_SHARE, memory_share, tile_convolution_cycles
-from ..cost.estimate import Estimate
+from ..cost.estimate import Estimate, epilogue_cycles
 from ..formats.format import BF16X1, Format, formats_for
 from ..microkernels.amx_blocks import (
     AmxMicroKernel,
@@ -36,7 +36,7 @@ from ..template.contract import BuiltKernel, Operand
 from ..template.kernel import finish, new_builder
 from ..template.values import GroupValues
 from .amx_input import Place, TiledImage, as_volume, of_volume
-from .channels_last_form import ChannelsLast, convolution_estimate, extents_of
+from .channels_last_form import ChannelsLast, estimate_with_bytes, extents_of
 from .window import Taps, Window
 
 _NEAR_SHARE = 0.5  # of L2, for weights that stay there from one block of positions to the next
@@ -93,13 +93,13 @@ def tiles_estimate(form: ChannelsLast, target: Target, image: TiledImage) -> Est
         k_pack=k_pack,
         band_bytes=band_bytes,
         is_narrow=image.source.dtype != "float32",
+        beside=epilogue_cycles(form.inner, target.machine, form.anchor),
     )
-    estimate = convolution_estimate(form, cycles, target, unit="tile")
+    estimate = estimate_with_bytes(form, cycles, unit="tile")
     # A few blocks of rows prefetch a panel of several terms too late.
-    share = memory_share(
-        image.terms, is_prefetched=image.terms == 1 or extents_of(form).rows * extents_of(form).columns > 4 * LINES
-    )
-    return replace(estimate, overlap=OVERLAP, memory_share=share)
+    is_prefetched = image.terms == 1 or extents_of(form).rows * extents_of(form).columns > 4 * LINES
+    share = memory_share(image.terms, is_prefetched=is_prefetched)
+    return replace(estimate, overlap=OVERLAP if is_prefetched else 0.0, memory_share=share)
 
 
 def as_planes(window: Window) -> Window:

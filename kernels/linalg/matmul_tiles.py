@@ -22,7 +22,7 @@ from ...runtime.symbolic.sizes import Size, SizeLike, estimate, estimating, grea
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, share, unravel
 from ..cost.amx import OVERLAP, STREAMED_SHARE, memory_share, tile_product_cycles
-from ..cost.estimate import Estimate, with_bytes, with_epilogue
+from ..cost.estimate import Estimate, epilogue_cycles, with_bytes
 from ..formats.format import formats_for
 from ..groups.group import Group, Op
 from ..microkernels.amx_blocks import (
@@ -44,6 +44,7 @@ from ..template.values import anchor_of
 from .matmul import MatMulKernel, Side
 
 _NEAR_SHARE = 0.5  # of L2, for packed rows of A that stay there beside a panel of B and the next one
+_PREFETCHED_SHARE = 1 / 16  # of L2, for weights that are worth prefetching: those that L2 would hold come from memory in a model
 _WORK_PER_DOT = 16  # cycles of a product of two tiles, which is 16384 multiply-adds
 _BAD_STRIDE_BYTES = 2048  # a pitch in whose multiples 32 rows fall into two sets of L1
 WEIGHTS, TILES, PLAIN = "weights", "tiles", "plain"  # the choice of how a constant B lies in memory
@@ -119,11 +120,12 @@ class AmxProduct(MatMulKernel):
         packs_a, packs_b = packs_a and not self._reads_rows(), packs_b or self.splits_b
         k_pack = self.product.k_pack
         packs, passes = {"packs_a": packs_a, "packs_b": packs_b, "is_a_apart": self._reads_rows()}, self._b_passes()
-        one = tile_product_cycles(*size, self.terms, machine, k_pack=k_pack, b_passes=passes, **packs)
+        beside = epilogue_cycles(self.group, machine, self.anchor) / max(self.matrices, 1)
+        one = tile_product_cycles(*size, self.terms, machine, k_pack=k_pack, b_passes=passes, beside=beside, **packs)
         cycles = self.matrices * one
-        share = memory_share(self.terms, is_prefetched=self.rows > 1 and passes == 1)
-        alone = with_bytes(Estimate(cycles, self.flops, unit="tile", overlap=OVERLAP, memory_share=share), self.group)
-        return with_epilogue(alone, self.group, machine, self.anchor)
+        is_prefetched = self.rows > 1 and passes == 1
+        overlap, share = OVERLAP if is_prefetched else 0.0, memory_share(self.terms, is_prefetched=is_prefetched)
+        return with_bytes(Estimate(cycles, self.flops, unit="tile", overlap=overlap, memory_share=share), self.group)
 
     def _b_passes(self) -> int:
         """How often a matrix of B is read as a whole: once where its panels are the outer loop."""
@@ -379,9 +381,10 @@ class AmxProduct(MatMulKernel):
             packer.pack(to, at, matrix, builder.bind(first + panel), step)
 
     def _next(self, panel: TileOperand, m: Expr, n: Expr) -> NextPanel | None:
-        """The panel of B to prefetch while all rows are multiplied by panel `n`; None unless B is constant and exceeds L2."""
+        """The panel of B to prefetch while all rows are multiplied by panel `n`; None unless B is constant and not small."""
         size = self.steps * self.terms * TERM_WORDS
-        if self.columns == 1 or self.b.name not in self.group.constants or 4 * size * self.columns < self.near_bytes:
+        is_small = 4 * size * self.columns < self.target.machine.l2.part_bytes(_PREFETCHED_SHARE)
+        if self.columns == 1 or self.b.name not in self.group.constants or is_small:
             return None
         ahead = self.builder.bind(tirx.Select(n < self.columns - 1, self.steps, 0))
         return NextPanel(self.builder.bind(panel.at((ahead,), 0, 0)), m, hint_of(self.rows))
