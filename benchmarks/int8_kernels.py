@@ -1,9 +1,11 @@
 """How near products of 8-bit integers come to the peak of a core: `python -m benchmarks.int8_kernels --target cpu:avx512vnni`.
 
 Each problem is one kernel: bytes in, the product, scales, bias and rounding to bytes. The peak is that of the target's
-multiply-adds of the same format in registers, right before and after each problem; shares are medians over the turns, so that a
-clock that changes from second to second is in both. `--precision float32` measures the same products of floats. `--rows` measures
-one row by stored weights instead: the bytes of weights that are read in a second, in units of those of float32 weights.
+multiply-adds of the same format in registers, of tiles where it has these, right before and after each problem. Shares are
+medians over the quiet turns, in which the peak was within a tenth of the best: so a clock that changes from second to second is
+in both, and work on a core's other hyperthread, which takes more than half of a tile unit, in neither. `--precision float32`
+measures the same products of floats. `--rows` measures one row by stored weights instead: the bytes of weights that are read in a
+second, in units of those of float32 weights.
 """
 
 from __future__ import annotations
@@ -22,20 +24,23 @@ import onnx
 from onnx import helper, numpy_helper
 from prefuse.compiler.driver import compile_model, plan_model
 from prefuse.compiler.frontend.importer import import_model
-from prefuse.compiler.lowering.roofline import multiply_add_program
+from prefuse.compiler.lowering.roofline import multiply_add_program, multiply_tiles_program
 from prefuse.compiler.programs.options import Options
-from prefuse.kernels.formats.format import BF16_DOT, F32, U8_DOT, U8_MADD, Format
+from prefuse.kernels.formats.format import BF16_DOT, F32, U8_DOT, U8_MADD
+from prefuse.kernels.microkernels.amx_unit import BF16_TILES, U8_TILES
 from prefuse.runtime.executor import CompiledModel, load
-from prefuse.runtime.hardware.machine import host_machine
+from prefuse.runtime.hardware.machine import LINE_BYTES, host_machine
 from prefuse.runtime.precision import Weights
 from prefuse.runtime.target import Target, host_cpu_model
 from rich.console import Console
 from rich.table import Table
 
 Precision: TypeAlias = Literal["int8", "float32", "bfloat16"]
+Times: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 _WIDTH = 110
 _CALLS = 6  # of a problem in a turn; the first one does not count
 _ZERO = 117  # zero point of what is multiplied
+_QUIET = 0.9  # of the best peak of all turns: below it the core was not ours alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,8 @@ PROBLEMS = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A problem's kernel: its template, what was chosen, and medians of its time, as it was and as it was predicted."""
+    """A problem's kernel: its template, what was chosen, and medians of its time, as it was in quiet turns and as it was
+    predicted."""
 
     problem: Problem
     template: str
@@ -81,6 +87,7 @@ class Measured:
     time_us: float
     predicted_us: float
     share: float  # of the peak measured beside
+    quiet: float  # the share of the turns that count
 
     @property
     def gmacs(self) -> float:
@@ -166,7 +173,8 @@ class Bench:
         port = self.net.plan.inputs[0]
         rng = np.random.default_rng(1)
         is_bytes = port.type.dtype == "uint8"
-        self.x = rng.integers(0, 256, port.type.shape, np.uint8) if is_bytes else rng.random(port.type.shape, np.float32)
+        given = rng.integers(0, 256, port.type.shape, np.uint8) if is_bytes else rng.random(port.type.shape, np.float32)
+        self.x = _aligned(given)
         self.predicted_us = 0.0
 
     def time_us(self) -> float:
@@ -176,30 +184,48 @@ class Bench:
         return float(np.median(np.diff(profile.stamps_ns[1:], axis=1).sum(axis=1))) / 1e3
 
 
-def peak_format(precision: Precision, target: Target) -> Format:
-    """The format of the multiply-adds that a precision's products are made of on a target."""
+def peak_program(precision: Precision, target: Target) -> tuple[CompiledModel, int]:
+    """The multiply-adds that a precision's products are made of on a target, in registers, and how many they are."""
+    if target.has_tiles and precision != "float32":
+        return multiply_tiles_program(target, U8_TILES if precision == "int8" else BF16_TILES)
     if precision == "int8":
-        return U8_DOT if U8_DOT.runs_on(target) else U8_MADD
-    return BF16_DOT if precision == "bfloat16" and BF16_DOT.runs_on(target) else F32
+        return multiply_add_program(target, U8_DOT if U8_DOT.runs_on(target) else U8_MADD)
+    return multiply_add_program(target, BF16_DOT if precision == "bfloat16" and BF16_DOT.runs_on(target) else F32)
 
 
 def measure(problems: Sequence[Problem], target: Target, precision: Precision, turns: int) -> list[Measured]:
     """All problems, in turns with the peak."""
-    peak, macs = multiply_add_program(target, peak_format(precision, target))
+    peak, macs = peak_program(precision, target)
     options = Options(target, "bfloat16" if precision == "bfloat16" else "float32", profile=True)
     benches = [Bench(model_of(problem, precision), options) for problem in problems]
-    times: list[list[float]] = [[] for _ in benches]
-    shares: list[list[float]] = [[] for _ in benches]
-    for _ in range(turns):
-        for problem, bench, seen, parts in zip(problems, benches, times, shares, strict=True):
+    times = np.empty((len(benches), turns))
+    peaks = np.empty_like(times)  # the slower one of those before and after
+    for turn in range(turns):
+        for at, bench in enumerate(benches):
             before = _peak_us(peak)
-            seen.append(bench.time_us())
-            best = macs / ((before + _peak_us(peak)) / 2)
-            parts.append(problem.macs / seen[-1] / best)
+            times[at, turn] = bench.time_us()
+            peaks[at, turn] = max(before, _peak_us(peak))
+    quiet = peaks * _QUIET <= peaks.min()
     return [
-        Measured(problem, one.template, one.choices, float(np.median(seen)), one.predicted_us, float(np.median(parts)))
-        for problem, one, seen, parts in zip(problems, benches, times, shares, strict=True)
+        _measured(problem, bench, times[at, quiet[at]], macs / peaks[at, quiet[at]], turns)
+        for at, (problem, bench) in enumerate(zip(problems, benches, strict=True))
     ]
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that begins where a cache line does, as what a program computes; elsewhere each row of a tile would be two lines."""
+    memory = np.empty(array.nbytes + LINE_BYTES, np.uint8)
+    begin = -memory.ctypes.data % LINE_BYTES
+    copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def _measured(problem: Problem, bench: Bench, times_us: Times, peaks: Times, turns: int) -> Measured:
+    """What the quiet turns say; nothing is known where there were none."""
+    time_us = float(np.median(times_us)) if times_us.size else float("nan")
+    share = float(np.median(problem.macs / times_us / peaks)) if times_us.size else float("nan")
+    return Measured(problem, bench.template, bench.choices, time_us, bench.predicted_us, share, times_us.size / turns)
 
 
 def measure_rows(shape: tuple[int, int], target: Target, turns: int) -> list[Row]:
@@ -249,9 +275,10 @@ def main(text: str, threads: int, precision: Precision, turns: int, is_rows: boo
     if is_rows:
         console.print(_rows_table([row for shape in ROW_SHAPES for row in measure_rows(shape, target, turns)], target))
         return
-    table = Table("problem", "template", "choices", "us", "predicted", "Gmac/s", "share", title=f"{target}, {precision}")
+    table = Table("problem", "template", "choices", "us", "predicted", "Gmac/s", "share", "quiet", title=f"{target}, {precision}")
     for one in measure(PROBLEMS, target, precision, turns):
-        numbers = (f"{one.time_us:.1f}", f"{one.predicted_us / one.time_us:.2f}", f"{one.gmacs:.1f}", f"{one.share:.3f}")
+        times = f"{one.time_us:.1f}", f"{one.predicted_us / one.time_us:.2f}", f"{one.gmacs:.1f}"
+        numbers = (*times, f"{one.share:.3f}", f"{one.quiet:.0%}")
         table.add_row(str(one.problem), one.template, one.choices, *numbers)
     console.print(table)
 

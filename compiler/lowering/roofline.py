@@ -11,7 +11,7 @@ from tvm import tirx
 from ...kernels.codegen.builder import KernelBuilder
 from ...kernels.formats.format import BF16_DOT, F32, Format
 from ...kernels.formats.multiply_add import multiply_add_of
-from ...kernels.microkernels.amx_unit import COLUMNS, DEPTH, ROWS, WORDS, tile_unit
+from ...kernels.microkernels.amx_unit import BF16_TILES, COLUMNS, DEPTH, ROWS, TILE_WORDS, WORDS, TileDot, tile_unit
 from ...runtime.executor import CompiledModel
 from ...runtime.hardware.gpu import GpuMachine, gpu_machine
 from ...runtime.plan import ARENA, CALLER, CONSTANTS, Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
@@ -121,20 +121,31 @@ def _copy(target: Target) -> Any:
 def multiply_add_program(target: Target, number_format: Format) -> tuple[CompiledModel, int]:
     """A program of one input, a vector of ones, that makes multiply-adds of a format in registers; and how many, words of several
     neighbours counted as so many."""
-    threads, lanes = target.threads, target.vector_lanes
-    x, y = Region("x", 0, 8 * lanes), Region("y", 0, 4 * threads * _RESULTS)
+    kernel = multiply_add_kernel(target, number_format)
+    macs = target.threads * SUMS * target.vector_lanes * ROUNDS * number_format.k_pack
+    return _register_program(target, kernel, 2 * target.vector_lanes, number_format.sums), macs
+
+
+def multiply_tiles_program(target: Target, product: TileDot) -> tuple[CompiledModel, int]:
+    """The same of products of tiles."""
+    macs = target.threads * TILE_SUMS * TILE_ROUNDS * ROWS * COLUMNS * product.depth
+    return _register_program(target, multiply_tiles_kernel(target, product), TILE_WORDS, product.sums), macs
+
+
+def _register_program(target: Target, kernel: Any, words: int, sums: str) -> CompiledModel:
+    """A kernel of so many words and a result for each thread, as a program."""
+    x, y = Region("x", 0, 4 * words), Region("y", 0, 4 * target.threads * _RESULTS)
     plan = Plan(
         target=str(target),
-        inputs=(Port("x", TensorType((2 * lanes,), "int32"), "x"),),
-        outputs=(Port("y", TensorType((threads * _RESULTS,), number_format.sums), "y"),),
+        inputs=(Port("x", TensorType((words,), "int32"), "x"),),
+        outputs=(Port("y", TensorType((target.threads * _RESULTS,), sums), "y"),),
         spaces=(Space(ARENA, 0), Space(CONSTANTS), Space(CALLER)),
         buffers=(Buffer("x", Role.INPUT, x.size_bytes, CALLER), Buffer("y", Role.OUTPUT, y.size_bytes, CALLER)),
-        kernels=(Kernel("multiply_add", "multiply_add", 2),),
-        steps=(Launch("multiply_add", (x,), (y,), label="multiply_add"),),
+        kernels=(Kernel("multiply", "multiply", 2),),
+        steps=(Launch("multiply", (x,), (y,), label="multiply"),),
     )
-    library = build_library(plan, {"multiply_add": multiply_add_kernel(target, number_format)}, target, profile=True)
-    net = CompiledModel(Program(plan, library, np.empty(0, np.uint8), {"name": "multiply-adds"}))
-    return net, threads * SUMS * lanes * ROUNDS * number_format.k_pack
+    library = build_library(plan, {"multiply": kernel}, target, profile=True)
+    return CompiledModel(Program(plan, library, np.empty(0, np.uint8), {"name": "multiply-adds"}))
 
 
 def multiply_add_kernel(target: Target, number_format: Format) -> Any:
@@ -160,12 +171,12 @@ def multiply_add_kernel(target: Target, number_format: Format) -> Any:
     return builder.function()
 
 
-def multiply_tiles_kernel(target: Target) -> Any:
+def multiply_tiles_kernel(target: Target, product: TileDot = BF16_TILES) -> Any:
     """Products of one pair of tiles, added to several in turns: a product waits for the one before it on its sums."""
     builder = KernelBuilder(target.machine, target.threads)
-    unit = tile_unit(builder, target)
+    unit = tile_unit(builder, target, product)
     source = builder.parameter("x", _ELEMENTS, "uint32")
-    result = builder.parameter("y", target.threads * _RESULTS, "float32")
+    result = builder.parameter("y", target.threads * _RESULTS, product.sums)
     with builder.chunks(target.threads, target.threads * ROUNDS) as thread:
         unit.configure()
         for operand in (TILE_SUMS, TILE_SUMS + 1):

@@ -250,10 +250,14 @@ def vector_cycles(form: ChannelsLast, target: Target, number_format: Format) -> 
 
 def convolution_estimate(form: ChannelsLast, cycles: float, target: Target, *, unit: str = "fma") -> Estimate:
     """The estimate of a form whose anchor takes so many cycles, with its epilogue and the bytes of the whole group."""
+    return with_epilogue(estimate_with_bytes(form, cycles, unit=unit), form.inner, target.machine, form.anchor)
+
+
+def estimate_with_bytes(form: ChannelsLast, cycles: float, *, unit: str) -> Estimate:
+    """The estimate of a form that takes so many cycles, its epilogue included, with the bytes of the whole group."""
     one = extents_of(form)
     operations = 2 * one.images * one.groups * one.rows * one.columns * one.outputs * one.depth * one.k_pack
-    alone = with_bytes(Estimate(cycles, operations, unit=unit), form.outer)
-    return with_epilogue(alone, form.inner, target.machine, form.anchor)
+    return with_bytes(Estimate(cycles, operations, unit=unit), form.outer)
 
 
 def each_column(builder: KernelBuilder, first: Expr, outputs: int, tile: Tile, body: Callable[[Expr], None]) -> None:

@@ -15,17 +15,17 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, share, unravel
-from ..cost.amx import OVERLAP, memory_share, tile_convolution_cycles
-from ..cost.estimate import Estimate
+from ..cost.amx import OVERLAP, STREAMED_SHARE, memory_share, tile_convolution_cycles
+from ..cost.estimate import Estimate, epilogue_cycles
 from ..formats.format import BF16X1, Format, formats_for
 from ..microkernels.amx_blocks import (
-    BUFFERS,
     AmxMicroKernel,
     BlockEpilogue,
     NextPanel,
     TileOperand,
     begin_sums,
     packed_operand,
+    stored_lanes,
     tile_threads,
 )
 from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles, PanelLayout
@@ -36,7 +36,7 @@ from ..template.contract import BuiltKernel, Operand
 from ..template.kernel import finish, new_builder
 from ..template.values import GroupValues
 from .amx_input import Place, TiledImage, as_volume, of_volume
-from .channels_last_form import ChannelsLast, convolution_estimate, extents_of
+from .channels_last_form import ChannelsLast, estimate_with_bytes, extents_of
 from .window import Taps, Window
 
 _NEAR_SHARE = 0.5  # of L2, for weights that stay there from one block of positions to the next
@@ -93,13 +93,13 @@ def tiles_estimate(form: ChannelsLast, target: Target, image: TiledImage) -> Est
         k_pack=k_pack,
         band_bytes=band_bytes,
         is_narrow=image.source.dtype != "float32",
+        beside=epilogue_cycles(form.inner, target.machine, form.anchor),
     )
-    estimate = convolution_estimate(form, cycles, target, unit="tile")
+    estimate = estimate_with_bytes(form, cycles, unit="tile")
     # A few blocks of rows prefetch a panel of several terms too late.
-    share = memory_share(
-        image.terms, is_prefetched=image.terms == 1 or extents_of(form).rows * extents_of(form).columns > 4 * LINES
-    )
-    return replace(estimate, overlap=OVERLAP, memory_share=share)
+    is_prefetched = image.terms == 1 or extents_of(form).rows * extents_of(form).columns > 4 * LINES
+    share = memory_share(image.terms, is_prefetched=is_prefetched)
+    return replace(estimate, overlap=OVERLAP if is_prefetched else 0.0, memory_share=share)
 
 
 def as_planes(window: Window) -> Window:
@@ -190,7 +190,7 @@ class TiledWindows:
         dots = sum(prod(self._extents(product).values()) * prod(self._steps(product)) * 4 for product in products)
         threads = builder.threads_for(dots * _WORK_PER_DOT)
         bands = builder.workspace(threads * image.elements, image.product.numbers) if whole is None else None
-        with tile_threads(builder, self.unit, threads, BUFFERS) as (thread, sums):
+        with tile_threads(builder, self.unit, threads) as (thread, sums):
             if whole is None:
                 copy = Scratch(bands, builder.bind(thread * image.elements))
                 self._bands(products, [buffer for buffer, _ in weights], copy, (thread, threads), sums, padding)
@@ -304,7 +304,7 @@ class TiledWindows:
         self, product: WindowProduct, rows: _Rows, weights: Buffer, of: tuple[Expr, Expr], sums: Scratch, *, is_far: bool
     ) -> None:
         """The blocks [begin, end) `of` the rows, with their epilogues. Far weights are the outer loop, and prefetched."""
-        builder, extents, (begin, end) = self.builder, self._extents(product), of
+        builder, extents, (begin_at, end) = self.builder, self._extents(product), of
         axes: tuple[str, ...] = ("matrix", "n", "image", "plane", "m") if is_far else ("image", "plane", "m", "matrix", "n")
         axes = axes if rows.image is None else ("m", "matrix", "n")
 
@@ -312,18 +312,18 @@ class TiledWindows:
         kernel = AmxMicroKernel(builder, self.unit, self._steps(product), self.image.terms, halves)
 
         def place(block: Expr) -> dict[str, Expr]:
-            parts = unravel(builder.bind(begin + block), tuple(extents[axis] for axis in axes))
+            parts = unravel(builder.bind(begin_at + block), tuple(extents[axis] for axis in axes))
             found = {axis: builder.bind(part) for axis, part in zip(axes, parts, strict=True)}
             return found if rows.image is None else {**found, "image": rows.image, "plane": 0}
 
-        def multiply(block: Expr, to: Scratch, between: BlockEpilogue | None) -> None:
-            at = place(block)
-            first = self._begin(at["n"], self._group_and_phase(product, at)[0], sums)
-            self._multiply(kernel, product, (rows, weights), at, to, first, between, prefetches=is_far)
+        def multiply(block: Expr, first: Scratch | None, between: BlockEpilogue | None) -> None:
+            self._multiply(kernel, product, (rows, weights), place(block), sums, first, between, prefetches=is_far)
 
-        kernel.pipeline(
-            builder.bind(end - begin), sums, multiply, lambda block, of: self._epilogue(product, rows, place(block), of)
-        )
+        def epilogue(block: Expr) -> BlockEpilogue:
+            return self._epilogue(product, rows, place(block), sums)
+
+        begin = None if self.excess is None else self._begin(self.excess, product, place)
+        kernel.pipeline(builder.bind(end - begin_at), sums, multiply, epilogue, begin)
 
     def _most_positions(self, product: WindowProduct) -> int:
         """Of the rows that are multiplied at a time."""
@@ -359,9 +359,17 @@ class TiledWindows:
             ahead = tirx.Select(at["n"] < extents["n"] - 1, self._panel_words(product), 0)
             then = NextPanel(builder.bind(base + ahead), number, prod(blocks))
         is_short = rows.positions - at["m"] * LINES <= ROWS if self._has_short(product) else None
-        kernel.multiply(
-            a, self._panel(weights, base, kernel.steps), to, is_short=is_short, then=then, first=first, between=between
-        )
+        a = replace(a, is_streamed=prefetches and self._is_streamed(product))
+        is_large = 4 * self._panel_words(product) > self.target.machine.l1.size_bytes  # no line stays there until the next block
+        b = replace(self._panel(weights, base, kernel.steps), is_streamed=image.terms == 1 and is_large)
+        kernel.multiply(a, b, to, is_short=is_short, then=then, first=first, between=between)
+
+    def _is_streamed(self, product: WindowProduct) -> bool:
+        """Whether an image that the inner loop walks leaves L1 to a panel of weights: a block reads each position once, and none
+        is there any more when the next panel's blocks read it."""
+        image, most = self.image, self.target.machine.l1.part_bytes(STREAMED_SHARE)
+        is_read_once = image.terms == prod(self._steps(product)[:3]) == 1
+        return is_read_once and image.elements * image.product.bits // 8 > most
 
     def _has_short(self, product: WindowProduct) -> bool:
         """Whether the last of several blocks may have at most the 16 positions of one tile."""
@@ -370,14 +378,18 @@ class TiledWindows:
         most = self._most_positions(product) > ROWS
         return any(0 < self.image.positions((planes, count, columns)) % LINES <= ROWS for count in counts) and most
 
-    def _begin(self, n: Expr, group: Expr, sums: Scratch) -> Scratch | None:
-        """What the sums of a block's channels begin with, behind the blocks of `sums`; None: zeros."""
-        if self.excess is None:
-            return None
-        excess, left = self.excess, self.builder.bind(n * LINES)
-        first = self.builder.bind(group * self.outputs + left)
-        to = Scratch(sums.buffer, sums.base + BUFFERS * LINES * LINES)
-        return begin_sums(self.builder, to, self._channels(left), lambda c: -excess(first + c))
+    def _begin(
+        self, excess: Callable[[Expr], Expr], product: WindowProduct, place: Callable[[Expr], dict[str, Expr]]
+    ) -> Callable[[Expr, Scratch], None]:
+        """What stores the sums that those of a block's channels begin with."""
+
+        def begin(block: Expr, line: Scratch) -> None:
+            at = place(block)
+            left = self.builder.bind(at["n"] * LINES)
+            first = self.builder.bind(self._group_and_phase(product, at)[0] * self.outputs + left)
+            begin_sums(self.builder, line, self._channels(left), lambda c: -excess(first + c))
+
+        return begin
 
     def _channels(self, left: Expr) -> Expr:
         """Channels of a block whose first channel in its group is `left`."""
@@ -395,6 +407,7 @@ class TiledWindows:
         left, top = builder.bind(at["n"] * LINES), builder.bind(at["m"] * LINES)
         count = self._channels(left)
         skipped = builder.bind(top - self.image.first_of(at["m"], product.outputs))  # rows that the previous block stores
+        lanes = stored_lanes(builder, count, min(self.form.outer.types[name].bits for name in self.form.outer.outputs))
 
         def store_row(row: Expr) -> None:
             position, base = builder.bind(top + row), builder.bind((skipped + row) * LINES)
@@ -407,7 +420,7 @@ class TiledWindows:
                 def store(c: Expr) -> None:
                     self._store((at["image"], channel + c, *place), sums[base + c])
 
-                builder.dynamic_vector_loop(0, count, builder.lanes("float32"), store)
+                builder.dynamic_vector_loop(0, count, lanes, store)
 
         return BlockEpilogue(builder.bind(tirx.min(rows.positions - top, LINES)), store_row)
 

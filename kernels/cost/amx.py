@@ -3,8 +3,8 @@
 A block of 32 x 32 sums is 2x2 tiles of products, then its stores and its epilogue; from `LEAST_STEPS` on, the vectors of the
 block before are stored beside the products (`_Blocks._block_cycles` is the place that says so). Operands are packed before. Tiles
 that come from L2 are seen in part beside the products, those from L1 not, as `prefuse doctor --fit` measures; where operands have
-several terms, tiles are prefetched into L1. Weights from further off are not hidden at all: tile loads wait in order (`OVERLAP`).
-All figures here were measured on a Granite Rapids core.
+several terms, tiles are prefetched into L1. An operand that L1 cannot keep is streamed past it, so that the other one stays.
+Figures were measured on cores of a Granite Rapids and of an Emerald Rapids.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from ...runtime.hardware.machine import Machine
 from ...runtime.symbolic.sizes import estimating
 from .convolution import Convolution
 
-LEAST_STEPS = 12  # of a block's loop, of one term each, between which an epilogue pays (measured: 9 steps 1.09, 12 steps 0.87)
-OVERLAP = 0.0  # the part of a product by tiles behind which its weights arrive from L3 or memory
+LEAST_STEPS = 4  # of a block's loop, of one term each, between which an epilogue pays (measured: 2 steps 1.05, 4 steps 0.89)
+OVERLAP = 0.65  # the part of a product by tiles behind which weights arrive that are prefetched a panel ahead: 0.6 to 0.74
+STREAMED_SHARE = 0.5  # of L1: an operand of more, which the inner loop walks, is not kept there
 _UNPREFETCHED = 0.6  # of the rate at which memory is read in order: that of weights that are not prefetched a panel ahead
 _PACKED_TERMS = 2.6  # bfloat16 terms that a core packs in a cycle, from and to L1 or L2; bytes twice as many
 _COPIED_VECTORS = 0.5  # in a cycle, of numbers of an image that are narrow before: 16 of bfloat16, 64 bytes
@@ -28,12 +29,14 @@ _TILE_LINES = 16
 _TILE_BYTES = 1024
 _SUMS_BYTES = 4096  # of a block
 _TERM_PRODUCTS = {1: (1, 1, 1), 2: (3, 2, 2), 3: (6, 3, 4)}  # by terms: their products, loads of a term of A and of B for them
-# Cycles of a line of sums that is stored from a tile, by how much is read between a block and the next: what L1 holds, or not
-# much more, or so much that each line must come back from L2 before it is stored to, one after the other.
-_LINE_CYCLES = (1.0, 3.6, 18.0)
-_EVICTING = 1.8  # times L1: what is read between two blocks and leaves nothing of the sums there
-_APART_CYCLES = 6.0  # of a tile from L2 whose rows are no neighbours, so that its lines are not fetched ahead: 4 to 8
-_VECTOR_CYCLES = 4.0  # of 16 sums: loaded, and stored as a result
+# Cycles of a line of sums that is stored from a tile, by how much is kept of L1 between a block and the next: what leaves the
+# sums there, or not; or so much, with sums of several blocks, that each line comes back from L2 one after the other.
+_LINE_CYCLES = (2.2, 4.5, 18.0)
+_LEAVING = 0.75  # times L1: what is read between two blocks and leaves the sums there
+_EVICTING = 1.8  # times L1: what leaves nothing of the sums of several blocks
+_APART_CYCLES = 4.0  # of a tile from L2 whose rows are no neighbours, so that its lines are not fetched ahead: 3 to 8
+_VECTOR_CYCLES = 1.0  # of 16 sums: loaded, and stored as a result, beside the operators of the epilogue
+_SEEN = 0.25  # of the vectors of an epilogue between products
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class _Blocks:
     sums of `parts` neighbouring blocks, with the same rows of A, have memory of their own. With `is_a_apart` the
     rows of a tile of A lie apart, as they do in place. With `is_pipelined` a block is stored between the products of the next.
     The share `a_fresh` of A's tiles is of lines that the steps before have not read: taps of a window are a position apart.
+    `beside` are cycles of the epilogue's operators, for a vector of sums. With `streams` an A that L1 does not keep is streamed.
     """
 
     rows: int
@@ -56,6 +60,8 @@ class _Blocks:
     is_a_apart: bool = False
     is_pipelined: bool = False
     a_fresh: float = 1.0
+    beside: float = 0.0
+    streams: bool = True
 
     @property
     def steps(self) -> int:
@@ -71,9 +77,9 @@ class _Blocks:
     def _block_cycles(self, a_tiles: int, b_tiles: int, machine: Machine) -> float:
         lines = a_tiles * b_tiles * _TILE_LINES
         products = self.steps * self._step_cycles(a_tiles, b_tiles, machine)
-        vectors = lines * _VECTOR_CYCLES
+        vectors = lines * (_VECTOR_CYCLES + self.beside)
         if self.is_pipelined and self.steps * _TERM_PRODUCTS[self.terms][0] >= LEAST_STEPS:
-            vectors = max(vectors - products, 0.0)
+            vectors = max(vectors - products, 0.0) + _SEEN * min(vectors, products)
         return products + lines * self._line_cycles(a_tiles, b_tiles, machine) + vectors
 
     def _step_cycles(self, a_tiles: int, b_tiles: int, machine: Machine) -> float:
@@ -81,7 +87,8 @@ class _Blocks:
         products, *loads = _TERM_PRODUCTS[self.terms]
         dots, of_a, of_b = a_tiles * b_tiles * products, a_tiles * loads[0], b_tiles * loads[1]
         room = machine.l1.size_bytes - _SUMS_BYTES - b_tiles * self._tile_bytes
-        is_b_near = a_tiles * self._tile_bytes <= room and self.rows > a_tiles * _TILE_LINES  # the next block reads it again
+        has_room = room >= (0 if self._is_streamed(machine) else a_tiles * self._tile_bytes)
+        is_b_near = has_room and self.rows > a_tiles * _TILE_LINES  # the next block reads it again
         is_a_near = self.a_bytes <= room  # the next column of blocks does
         fresh = 0.0 if is_a_near else self.a_fresh * of_a
         near = of_a - fresh + of_b * is_b_near
@@ -94,9 +101,16 @@ class _Blocks:
 
     def _line_cycles(self, a_tiles: int, b_tiles: int, machine: Machine) -> float:
         """Lines that come back from L2 wait behind the tiles that do."""
-        read = (a_tiles + self.parts * b_tiles) * self._tile_bytes / machine.l1.size_bytes
+        kept = 0 if self._is_streamed(machine) else a_tiles
+        read = (kept + self.parts * b_tiles) * self._tile_bytes / machine.l1.size_bytes
         least, some, evicted = _LINE_CYCLES
-        return least if read <= 1 else some if read <= _EVICTING else max(evicted * self.a_fresh, some)
+        is_evicted = self.parts > 1 and read > _EVICTING
+        return least if read <= _LEAVING else max(evicted * self.a_fresh, some) if is_evicted else some
+
+    def _is_streamed(self, machine: Machine) -> bool:
+        """Whether tiles of A leave L1 to those of B."""
+        is_read_once = self.streams and self.terms == 1 and self.a_fresh == 1.0
+        return is_read_once and self.a_bytes > STREAMED_SHARE * machine.l1.size_bytes
 
     @property
     def _tile_bytes(self) -> int:
@@ -117,15 +131,17 @@ def tile_product_cycles(
     k_pack: int = 2,
     b_passes: int = 1,
     is_a_apart: bool = False,
+    beside: float = 0.0,
 ) -> float:
     """Cycles of m x k by k x n by AMX, of operands as sums of `terms` bfloat16 terms, or of bytes (`k_pack` 4); with `packs_a`
     (`packs_b`) the kernel packs A (B). All of B is read `b_passes` times, each time for other rows.
-    `is_a_apart`: rows of A are read in place."""
+    `is_a_apart`: rows of A are read in place. `beside`: cycles of the epilogue's operators for all results."""
     rows, columns = (_whole(extent, _BLOCK_LINES) for extent in (m, n))
     packed = (rows * packs_a + columns * packs_b) * _whole(k, _WORDS * k_pack) * terms
     b_bytes = columns * _whole(k, _WORDS * k_pack) * terms * 4 // k_pack
     again = (b_passes - 1) * machine.read_cycles(b_bytes) if b_bytes > machine.l2.size_bytes else 0.0
-    blocks = replace(_product_blocks(m, n, k, terms, k_pack), is_a_apart=is_a_apart, is_pipelined=True)
+    of_vector = beside * _WORDS / max(m * n, 1)
+    blocks = replace(_product_blocks(m, n, k, terms, k_pack), is_a_apart=is_a_apart, is_pipelined=True, beside=of_vector)
     return blocks.cycles(machine) + _packing_cycles(packed, k_pack, machine) + again
 
 
@@ -155,7 +171,7 @@ def tile_step_cycles(
 ) -> float:
     """Cycles of a recurrence's product of one step by AMX: weights come from L2 or L3, and A is packed at each step. The sums of
     all gates of a unit are kept until it is computed."""
-    blocks = replace(_product_blocks(rows, columns, depth, terms, k_pack), parts=gates)
+    blocks = replace(_product_blocks(rows, columns, depth, terms, k_pack), parts=gates, streams=False)
     return blocks.cycles(machine) + _packing_cycles(rows * depth * terms, k_pack, machine)
 
 
@@ -183,10 +199,11 @@ def tile_convolution_cycles(
     k_pack: int = 2,
     band_bytes: int | None = None,
     is_narrow: bool = False,
+    beside: float = 0.0,
 ) -> float:
     """Cycles of an NHWC convolution by AMX, of bfloat16 terms or bytes (`k_pack` 4). The kernel packs its input so many times:
     0 where tiles are read in place, more than once where it does so in bands of rows, of `band_bytes` each. An input that
-    `is_narrow` has the numbers of tiles, which are copied as they are."""
+    `is_narrow` has the numbers of tiles, which are copied as they are. `beside`: cycles of the epilogue for all results."""
     joined = joined_columns(one, k_pack)
     pitch = one.columns if joined > 1 else one.columns + (one.kernel[1] - 1) * one.dilations[1] // one.strides[1]
     channels = _whole(one.inputs * joined, _WORDS * k_pack)
@@ -194,7 +211,12 @@ def tile_convolution_cycles(
     outputs, matrices, planes = one.outputs // one.phases, one.groups * one.phases, one.images * one.planes
     a_bytes = positions * channels * terms * 4 / k_pack  # of an image that its taps read again and again
     fresh = _fresh_taps(one, 1 if joined > 1 else one.kernel[1], channels * terms * 4 // k_pack, machine)
-    one_matrix = _Blocks(positions, outputs, depth, terms, k_pack, a_bytes, is_a_apart=True, is_pipelined=True, a_fresh=fresh)
+    of_vector = beside * _WORDS / max(planes * matrices * one.rows // one.planes * one.columns * outputs, 1)
+    one_matrix = replace(
+        _Blocks(positions, outputs, depth, terms, k_pack, a_bytes, is_a_apart=True, is_pipelined=True),
+        a_fresh=fresh,
+        beside=of_vector,
+    )
     blocks = planes * matrices * one_matrix.cycles(machine)
     width = one.columns if joined > 1 else one.width
     read = prod(min(taps, step) / step for taps, step in zip(one.kernel, one.strides, strict=True))  # of a stride's phases

@@ -59,9 +59,9 @@ class Estimate:
 
     `operations` are multiplications and additions, or the scalar operations of what multiplies nothing; `unit` is what makes
     them: "fma", "dot", "tile" or "vector". `is_parallel`: its work is dealt to threads. While the first `overlap` of its work is
-    done constants arrive: that of a product's first tile of rows, which meets each panel first. Behind products of tiles nothing
-    does: their loads and stores wait in order. But panels that are prefetched from L3 hide the better the less of the time they
-    are on their way: half of what they take is seen where that is as long as the products. What is streamed
+    done constants arrive: that of a product's first tile of rows, which meets each panel first. Behind products of tiles only
+    panels that are prefetched do; those from L3 hide the better the less of the time they are on their way: half of what they
+    take is seen where that is as long as the products. What is streamed
     arrives behind the first `streamed_overlap` of the work: of what goes over rows again and again the first trip waits for it.
     """
 
@@ -104,7 +104,8 @@ class Estimate:
 
 def _waiting(fetched: float, hiding: float, unhidden: float = UNHIDDEN) -> float:
     """What is seen of bytes that arrive in `fetched` cycles while `hiding` cycles of arithmetic are done."""
-    return max(fetched - hiding, 0.0) + unhidden * min(fetched, hiding)
+    hidden = max(min(fetched, hiding), 0.0)
+    return fetched - hidden + unhidden * hidden
 
 
 @estimating
@@ -135,8 +136,13 @@ def bytes_of_values(group: Group) -> dict[str, int]:
 @estimating
 def with_epilogue(estimate: Estimate, group: Group, machine: Machine, anchor: Op) -> Estimate:
     """The estimate of an anchor with the pointwise operators of its group."""
-    beside = sum(_operator_cycles(group, op, machine) for op in group.ops if op.outputs != anchor.outputs)
-    return replace(estimate, cycles=estimate.cycles + beside)
+    return replace(estimate, cycles=estimate.cycles + epilogue_cycles(group, machine, anchor))
+
+
+@estimating
+def epilogue_cycles(group: Group, machine: Machine, anchor: Op) -> float:
+    """Cycles of the pointwise operators of an anchor's group."""
+    return sum(_operator_cycles(group, op, machine) for op in group.ops if op.outputs != anchor.outputs)
 
 
 def elements_of(group: Group, op: Op) -> int:

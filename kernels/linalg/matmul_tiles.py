@@ -13,6 +13,7 @@ or of bfloat16 read as tiles where they lie.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil, prod
 
 from tvm import tirx
@@ -20,18 +21,18 @@ from tvm import tirx
 from ...runtime.symbolic.sizes import Size, SizeLike, estimate, estimating, greatest_of, hint_of, least_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, share, unravel
-from ..cost.amx import OVERLAP, memory_share, tile_product_cycles
-from ..cost.estimate import Estimate, with_bytes, with_epilogue
+from ..cost.amx import OVERLAP, STREAMED_SHARE, memory_share, tile_product_cycles
+from ..cost.estimate import Estimate, epilogue_cycles, with_bytes
 from ..formats.format import formats_for
 from ..groups.group import Group, Op
 from ..microkernels.amx_blocks import (
-    BUFFERS,
     AmxMicroKernel,
     BlockEpilogue,
     NextPanel,
     TileOperand,
     begin_sums,
     packed_operand,
+    stored_lanes,
     tile_threads,
 )
 from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles, StepPacker
@@ -43,6 +44,7 @@ from ..template.values import anchor_of
 from .matmul import MatMulKernel, Side
 
 _NEAR_SHARE = 0.5  # of L2, for packed rows of A that stay there beside a panel of B and the next one
+_PREFETCHED_SHARE = 1 / 16  # of L2, for weights that are worth prefetching: those that L2 would hold come from memory in a model
 _WORK_PER_DOT = 16  # cycles of a product of two tiles, which is 16384 multiply-adds
 _BAD_STRIDE_BYTES = 2048  # a pitch in whose multiples 32 rows fall into two sets of L1
 WEIGHTS, TILES, PLAIN = "weights", "tiles", "plain"  # the choice of how a constant B lies in memory
@@ -118,11 +120,12 @@ class AmxProduct(MatMulKernel):
         packs_a, packs_b = packs_a and not self._reads_rows(), packs_b or self.splits_b
         k_pack = self.product.k_pack
         packs, passes = {"packs_a": packs_a, "packs_b": packs_b, "is_a_apart": self._reads_rows()}, self._b_passes()
-        one = tile_product_cycles(*size, self.terms, machine, k_pack=k_pack, b_passes=passes, **packs)
+        beside = epilogue_cycles(self.group, machine, self.anchor) / max(self.matrices, 1)
+        one = tile_product_cycles(*size, self.terms, machine, k_pack=k_pack, b_passes=passes, beside=beside, **packs)
         cycles = self.matrices * one
-        share = memory_share(self.terms, is_prefetched=self.rows > 1 and passes == 1)
-        alone = with_bytes(Estimate(cycles, self.flops, unit="tile", overlap=OVERLAP, memory_share=share), self.group)
-        return with_epilogue(alone, self.group, machine, self.anchor)
+        is_prefetched = self.rows > 1 and passes == 1
+        overlap, share = OVERLAP if is_prefetched else 0.0, memory_share(self.terms, is_prefetched=is_prefetched)
+        return with_bytes(Estimate(cycles, self.flops, unit="tile", overlap=overlap, memory_share=share), self.group)
 
     def _b_passes(self) -> int:
         """How often a matrix of B is read as a whole: once where its panels are the outer loop."""
@@ -281,7 +284,7 @@ class AmxProduct(MatMulKernel):
             "batch": self.matrices,
             **({"n": self.columns, "m": self.rows} if columns_outside else {"m": self.rows, "n": self.columns}),
         }
-        with tile_threads(builder, self.unit, threads, BUFFERS) as (thread, sums):
+        with tile_threads(builder, self.unit, threads) as (thread, sums):
             begin, end = share(thread, threads, prod(extents.values()))
 
             def place(block: Expr) -> Place:
@@ -292,7 +295,17 @@ class AmxProduct(MatMulKernel):
             def rows(batch: Expr, m: Expr) -> TileOperand:
                 return a(self.a.matrix_of(self.batch, batch), m)
 
-            self._blocks(end - begin, place, rows, b, sums, prefetches=columns_outside)
+            a_share, b_share = (STREAMED_SHARE, 1.0) if columns_outside else (1.0, STREAMED_SHARE)
+            a_panels, b_panels = (self.rows, 1) if columns_outside else (1, self.columns)
+            streams = self._is_streamed(a_panels, a_share), self._is_streamed(b_panels, b_share)
+            self._blocks(end - begin, place, rows, b, sums, prefetches=columns_outside, streams=streams)
+
+    def _is_streamed(self, panels: SizeLike, share: float = STREAMED_SHARE) -> bool:
+        """Whether so many panels of one term, more than a share of L1, leave it to others: none is there any more when it is
+        read again. An operand of the outer loop has one, to which those of the inner loop leave the half that they need not."""
+        with estimate():
+            size_bytes = 4 * self.steps * TERM_WORDS * panels
+            return self.terms == 1 and size_bytes > self.target.machine.l1.part_bytes(share)
 
     def _can_split(self) -> bool:
         """Whether a constant B may lie there as it is: all terms of A fit L2, so that each panel of B is split but once."""
@@ -309,7 +322,7 @@ class AmxProduct(MatMulKernel):
         threads = builder.threads_for(self.rows * self.columns * self.steps * 4 * _WORK_PER_DOT)
         a = self._packed_panels(self.a, False)
         scratch = builder.workspace(threads * panel_words, "uint32")
-        with tile_threads(builder, self.unit, threads, BUFFERS) as (thread, sums):
+        with tile_threads(builder, self.unit, threads) as (thread, sums):
             near = builder.bind(thread * panel_words)
             begin, end = share(thread, threads, self.columns)
             with builder.loop(end - begin, name="columns") as i:
@@ -322,7 +335,8 @@ class AmxProduct(MatMulKernel):
                 def rows(batch: Expr, m: Expr) -> TileOperand:
                     return a(self.a.matrix_of(self.batch, batch), m)
 
-                self._blocks(self.rows, place, rows, lambda *_: self._panel(scratch, near, words=True), sums)
+                streams = self._is_streamed(self.rows), False
+                self._blocks(self.rows, place, rows, lambda *_: self._panel(scratch, near, words=True), sums, streams=streams)
 
     def _pack_and_walk(self, packer: StepPacker, b: PanelAt, threads: int) -> None:
         """Each thread packs as many panels of its rows of A as L2 holds and multiplies them by all panels of B, in turn."""
@@ -331,7 +345,7 @@ class AmxProduct(MatMulKernel):
         panels = max(min(self.near_bytes // (4 * packer.panel_words), of_thread, hint_of(self.rows)), 1)
         scratch = builder.workspace(threads * panels * size, self.product.numbers)
         extents = self.matrices, ceil(self.rows / panels)
-        with tile_threads(builder, self.unit, threads, BUFFERS) as (thread, sums):
+        with tile_threads(builder, self.unit, threads) as (thread, sums):
             near = builder.bind(thread * (panels * size))
             begin, end = share(thread, threads, prod(extents))
             with builder.loop(end - begin, name="rows") as i:
@@ -347,7 +361,8 @@ class AmxProduct(MatMulKernel):
                 def rows(_: Expr, m: Expr, first: Expr = first) -> TileOperand:
                     return self._panel(scratch, near + (m - first) * size, words=False)
 
-                self._blocks(count * self.columns, place, rows, b, sums)
+                streams = self._is_streamed(panels), self._is_streamed(1, 1.0)
+                self._blocks(count * self.columns, place, rows, b, sums, streams=streams)
 
     def _pack_some_or_all(self, packer: StepPacker, a_bytes: SizeLike, b: PanelAt, threads: int) -> None:
         """Both ways, where a call decides whether all of A fits L2."""
@@ -366,47 +381,63 @@ class AmxProduct(MatMulKernel):
             packer.pack(to, at, matrix, builder.bind(first + panel), step)
 
     def _next(self, panel: TileOperand, m: Expr, n: Expr) -> NextPanel | None:
-        """The panel of B to prefetch while all rows are multiplied by panel `n`; None unless B is constant and exceeds L2."""
+        """The panel of B to prefetch while all rows are multiplied by panel `n`; None unless B is constant and not small."""
         size = self.steps * self.terms * TERM_WORDS
-        if self.columns == 1 or self.b.name not in self.group.constants or 4 * size * self.columns < self.near_bytes:
+        is_small = 4 * size * self.columns < self.target.machine.l2.part_bytes(_PREFETCHED_SHARE)
+        if self.columns == 1 or self.b.name not in self.group.constants or is_small:
             return None
         ahead = self.builder.bind(tirx.Select(n < self.columns - 1, self.steps, 0))
         return NextPanel(self.builder.bind(panel.at((ahead,), 0, 0)), m, hint_of(self.rows))
 
     def _blocks(
-        self, count: Expr, place: Callable[[Expr], Place], a: PanelAt, b: PanelAt, sums: Scratch, *, prefetches: bool = False
+        self,
+        count: Expr,
+        place: Callable[[Expr], Place],
+        a: PanelAt,
+        b: PanelAt,
+        sums: Scratch,
+        *,
+        prefetches: bool = False,
+        streams: tuple[bool, bool] = (False, False),
     ) -> None:
-        """`count` blocks of C with their epilogues, those at `place(block)`; `a` is of (batch, panel), `b` of (matrix, panel)."""
+        """`count` blocks of C with their epilogues, those at `place(block)`; `a` is of (batch, panel), `b` of (matrix, panel).
+        `streams`: whether these are streamed."""
 
-        def multiply(block: Expr, to: Scratch, between: BlockEpilogue | None) -> None:
+        def multiply(block: Expr, first: Scratch | None, between: BlockEpilogue | None) -> None:
             batch, m, n = place(block)
-            first = self._begin(batch, n, Scratch(sums.buffer, sums.base + BUFFERS * LINES * LINES))
             has_short = self._has_short()
             is_short = None if has_short is False else tirx.EQ(m, self.rows - 1)
             is_short = tirx.And(is_short, has_short) if isinstance(has_short, tirx.Expr) else is_short
             panel = b(self.b.matrix_of(self.batch, batch), n)
             then = self._next(panel, m, n) if prefetches else None
-            self.blocks.multiply(a(batch, m), panel, to, is_short=is_short, then=then, first=first, between=between)
+            rows, panel = (replace(one, is_streamed=is_so) for one, is_so in zip((a(batch, m), panel), streams, strict=True))
+            self.blocks.multiply(rows, panel, sums, is_short=is_short, then=then, first=first, between=between)
 
-        self.blocks.pipeline(count, sums, multiply, lambda block, of: self._epilogue(*place(block), of))
+        self.blocks.pipeline(count, sums, multiply, lambda block: self._epilogue(*place(block), sums), self._begin(place))
 
     def _width(self, left: Expr) -> Expr:
         """Columns of a block that begins at column `left`."""
         return LINES if self.b.lines % LINES == 0 else self.builder.bind(tirx.min(self.b.lines - left, LINES))
 
-    def _begin(self, batch: Expr, n: Expr, to: Scratch) -> Scratch | None:
-        """What the sums of a block begin with; None: zeros."""
+    def _begin(self, place: Callable[[Expr], Place]) -> Callable[[Expr, Scratch], None] | None:
+        """What stores the sums that a block's begin with; None: zeros."""
         number = self._first_sums(LINES)
         if number is None:
             return None
-        left = self.builder.bind(n * LINES)
-        return begin_sums(self.builder, to, self._width(left), lambda c: number(batch, left + c))
+
+        def begin(block: Expr, line: Scratch) -> None:
+            batch, _, n = place(block)
+            left = self.builder.bind(n * LINES)
+            begin_sums(self.builder, line, self._width(left), lambda c: number(batch, left + c))
+
+        return begin
 
     def _epilogue(self, batch: Expr, m: Expr, n: Expr, sums: Scratch) -> BlockEpilogue:
         """What stores a 32 x 32 block of C."""
         builder, store = self.builder, self.store(is_corrected=True)
         top, left, skipped = builder.bind(m * LINES), builder.bind(n * LINES), builder.bind(m * LINES - self._first_row(m))
-        width, lanes = self._width(left), builder.lanes("float32")
+        width = self._width(left)
+        lanes = stored_lanes(builder, width, min(self.group.types[name].bits for name in self.group.outputs))
 
         def store_row(row: Expr) -> None:
             line, base = builder.bind(top + row), builder.bind((skipped + row) * LINES)

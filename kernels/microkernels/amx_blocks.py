@@ -8,7 +8,7 @@ infinity times zero, and what overflows only in a term is right, too. A finished
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -23,7 +23,7 @@ from .packed_gemm import Scratch
 
 _A, _B = (4, 5), (6, 7)  # tile registers of the operands; the accumulators are 0 to 3
 _SUMS = ((0, 1), (2, 3))
-BUFFERS = 2  # blocks of sums of a thread: one is stored while the other is made
+_RUNS = 4  # of lines of a panel that is prefetched; a step has a multiple of them
 _SIZE, _INFINITY = 0x7FFFFFFF, 0x7F800000
 
 
@@ -33,11 +33,13 @@ class TileOperand:
 
     Tile `half` (0 or 1: the first or last 16) of a term of step `ks` begins at element `at(ks, term, half)`; the tile's rows are
     `stride` elements apart. Elements are numbers of A (as bits), and 32-bit words of neighbours along k (VNNI layout) of B.
+    What `is_streamed` leaves L1 to what other blocks read again.
     """
 
     buffer: Buffer
     stride: int
     at: Callable[[Index, int, Expr], Expr]
+    is_streamed: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,9 @@ class BlockEpilogue:
 
 @contextmanager
 def tile_threads(builder: KernelBuilder, unit: TileUnit, count: int, blocks: int = 1) -> Iterator[tuple[Expr, Scratch]]:
-    """A parallel region whose threads configure AMX; yields the thread's number and its scratch for the sums of
-    `blocks` blocks, behind which is a line for those with which they begin."""
-    size = (blocks * LINES + 1) * LINES
+    """A parallel region whose threads configure AMX; yields the thread's number and its scratch for the sums of `blocks` blocks,
+    behind which are two lines for those that a block and the next one begin with."""
+    size = (blocks * LINES + 2) * LINES
     sums = builder.workspace(count * size, unit.product.sums)  # in the arena, as the stack aligns to 16 bytes only
     with builder.loop(count, "parallel", "thread") as thread:
         unit.configure()
@@ -122,37 +124,47 @@ class AmxMicroKernel:
         self,
         count: Expr,
         sums: Scratch,
-        multiply: Callable[[Expr, Scratch, BlockEpilogue | None], None],
-        epilogue: Callable[[Expr, Scratch], BlockEpilogue],
+        multiply: Callable[[Expr, Scratch | None, BlockEpilogue | None], None],
+        epilogue: Callable[[Expr], BlockEpilogue],
+        begin: Callable[[Expr, Scratch], None] | None = None,
     ) -> None:
         """Blocks 0 to `count` - 1 of a thread, in a software pipeline: while the tile unit adds up a block's products, vectors
-        store the block before it. `sums` is scratch for two blocks, which take turns.
+        store the block before it. `sums` is scratch as of `tile_threads`: what was a block's is stored before the next one's are.
 
-        `multiply(block, to, between)` calls `multiply` for a block, with `between`; `epilogue(block, of)` stores the block whose
-        sums are at `of`. It is also asked for block -1, of which no row is stored.
+        `multiply(block, first, between)` calls `multiply` for a block, with `first` and `between`; `epilogue(block)` stores the
+        block whose sums are there. It is also asked for block -1, of which no row is stored. `begin(block, line)` stores what
+        the block's sums begin with, during the block before: tiles that are loaded from a line just stored would wait for it.
         """
         builder = self.builder
+        is_short = prod(self.steps) * len(PRODUCTS[self.terms]) < LEAST_STEPS or (isinstance(count, int) and count == 1)
 
-        def sums_of(block: Expr) -> Scratch:
-            return Scratch(sums.buffer, builder.bind(sums.base + tirx.floormod(block, 2) * (LINES * LINES)))
+        def line_of(block: Expr) -> Scratch:
+            return Scratch(sums.buffer, builder.bind(sums.base + (tirx.floormod(block, 2) + LINES) * LINES))
 
-        def finish(block: Expr, of: Scratch) -> None:
-            rest = epilogue(block, of)
+        def if_any() -> AbstractContextManager[object]:
+            return nullcontext() if isinstance(count, int) else builder.when(count > 0)
+
+        def finish(rest: BlockEpilogue) -> None:
             with builder.loop(rest.rows, name="row") as row:
                 rest.store(row)
 
-        if prod(self.steps) * len(PRODUCTS[self.terms]) < LEAST_STEPS or (isinstance(count, int) and count == 1):
-            with builder.loop(count, name="block") as block:
-                multiply(block, sums, None)
-                finish(block, sums)
-            return
+        if begin is not None:
+            with if_any():
+                begin(0, line_of(0))
         with builder.loop(count, name="block") as block:
-            previous = epilogue(builder.bind(block - 1), sums_of(block + 1))
-            rows = builder.bind(tirx.Select(block > 0, previous.rows, 0))
-            multiply(block, sums_of(block), BlockEpilogue(rows, previous.store))
-        with nullcontext() if isinstance(count, int) else builder.when(count > 0):
-            last = builder.bind(count - 1)
-            finish(last, sums_of(last))
+            first = None if begin is None else line_of(block)
+            if begin is not None:
+                begin(builder.bind(tirx.min(block + 1, count - 1)), line_of(block + 1))
+            if is_short:
+                multiply(block, first, None)
+                finish(epilogue(block))
+            else:
+                previous = epilogue(builder.bind(block - 1))
+                rows = builder.bind(tirx.Select(block > 0, previous.rows, 0))
+                multiply(block, first, BlockEpilogue(rows, previous.store))
+        if not is_short:
+            with if_any():
+                finish(epilogue(builder.bind(count - 1)))
 
     def _multiply(
         self,
@@ -195,7 +207,7 @@ class AmxMicroKernel:
         for number, (terms, (i, j)) in enumerate(dots):
             for lines, register, term, half in ((a, _A[i], terms[0], i), (b, _B[j], terms[1], j)):
                 if held.get(register) != term:
-                    self.unit.load(register, lines.buffer, lines.at(ks, term, half), lines.stride)
+                    self.unit.load(register, lines.buffer, lines.at(ks, term, half), lines.stride, is_streamed=lines.is_streamed)
                     held[register] = term
             self.unit.dot(_SUMS[i][j], _A[i], _B[j])
             begin, end = (len(later) * (number + place) // len(dots) for place in range(2))
@@ -204,15 +216,19 @@ class AmxMicroKernel:
 
     def _prefetch_next(self, buffer: Buffer, then: NextPanel, ks: Index) -> None:
         """Prefetch this step's share of the next panel: evenly many lines a step, or one in each of evenly many steps. All blocks
-        that read the current panel prefetch the whole of it, once."""
+        that read the current panel prefetch the whole of it, once, in turns from several runs of its lines: each is in a page of
+        its own, in which the hardware prefetches, too."""
         builder, of_step, steps = self.builder, 2 * ROWS * self.terms, prod(self.steps)
+        of_run = of_step * steps // _RUNS
         every, lines = max(then.blocks // of_step, 1), ceil(of_step / then.blocks)
         number = builder.bind(then.block * steps + row_major(ks, self.steps))
         first = builder.bind(tirx.floordiv(number, every) * lines)
         is_left = tirx.And(first < of_step * steps, tirx.EQ(tirx.floormod(number, every), 0))
         with builder.when(is_left) if lines * then.blocks != of_step else nullcontext():  # no branch where shares are even
             for line in range(lines):
-                self.unit.prefetch_line(buffer, then.base + (first + line) * WORDS)
+                number = first + line
+                place = tirx.floormod(number, _RUNS) * of_run + tirx.floordiv(number, _RUNS)
+                self.unit.prefetch_line(buffer, then.base + place * WORDS)
 
     def _store_rows(self, epilogue: BlockEpilogue, step: Expr) -> None:
         """Store the rows of an earlier block that are this step's: evenly many a step, or one in each of evenly many steps."""
@@ -268,15 +284,22 @@ class AmxMicroKernel:
                     builder.store(sums.buffer, sums.base + at + lane, sums[at + lane] + x * y)
 
 
-def begin_sums(builder: KernelBuilder, first: Scratch, columns: Expr, number: Callable[[Expr], Expr]) -> Scratch:
-    """Store what the sums of a block's first `columns` columns begin with, a line, to `first`, which is returned; others begin
-    with anything."""
+def begin_sums(builder: KernelBuilder, line: Scratch, columns: Expr, number: Callable[[Expr], Expr]) -> None:
+    """Store what the sums of a block's first `columns` columns begin with to a line; others begin with anything."""
     lanes = builder.lanes("int32")
-    builder.dynamic_vector_loop(0, columns, lanes, lambda i: builder.store(first.buffer, first.base + i, number(i)))
-    return first
+    builder.dynamic_vector_loop(0, columns, lanes, lambda i: builder.store(line.buffer, line.base + i, number(i)))
 
 
-def packed_operand(buffer: Buffer, base: Expr, terms: int, *, words: bool, product: TileDot = BF16_TILES) -> TileOperand:
+def stored_lanes(builder: KernelBuilder, width: Expr, bits: int) -> int:
+    """Sums of a row of `width` that are stored at a time, as numbers of so many bits: as many as fill a vector of these, where
+    each row has as many."""
+    lanes = builder.lanes("float32")
+    return min(lanes * 32 // bits, LINES) if isinstance(width, int) else lanes
+
+
+def packed_operand(
+    buffer: Buffer, base: Expr, terms: int, *, words: bool, product: TileDot = BF16_TILES, is_streamed: bool = False
+) -> TileOperand:
     """A panel packed by `PackTiles`, from element `base` of a buffer on; with `words` the buffer's elements are words."""
     stride = WORDS if words else product.depth
 
@@ -284,7 +307,7 @@ def packed_operand(buffer: Buffer, base: Expr, terms: int, *, words: bool, produ
         (step,) = ks
         return base + ((step * terms + term) * 2 + half) * (ROWS * stride)
 
-    return TileOperand(buffer, stride, at)
+    return TileOperand(buffer, stride, at, is_streamed)
 
 
 def _half(word: Expr, half: int) -> Expr:

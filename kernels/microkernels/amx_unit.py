@@ -2,9 +2,9 @@
 
 Operand tiles hold words: 32-bit lanes of neighbours along k, two bfloat16 numbers or four bytes, the first in the lowest bits
 (VNNI layout). A is 16 rows by 16 words, B 16 words by 16 columns. An accumulator tile holds 16 x 16 sums of 32 bits: float32 of
-bfloat16, int32 of bytes. The instructions are LDTILECFG, TILELOADD, TDPBF16PS, TDPBUSD and TDPBSSD (Intel 64 and IA-32
-Architectures Software Developer's Manual, volume 2). `EmulatedTiles` computes what the manual says that they compute, on local
-arrays, so that kernels run and are tested on machines without AMX.
+bfloat16, int32 of bytes. The instructions are LDTILECFG, TILELOADD, TILELOADDT1, TDPBF16PS, TDPBUSD and TDPBSSD (Intel 64 and
+IA-32 Architectures Software Developer's Manual, volume 2). `EmulatedTiles` computes what the manual says that they compute, on
+local arrays, so that kernels run and are tested on machines without AMX.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class TileUnit(Protocol):
     def begin(self, tile: int, source: Buffer, offset: Expr) -> None:
         """Make all rows of an accumulator tile the 16 sums of the source from `offset` on."""
 
-    def load(self, tile: int, source: Buffer, offset: Expr, stride: int) -> None:
+    def load(self, tile: int, source: Buffer, offset: Expr, stride: int, *, is_streamed: bool = False) -> None:
         """Load a tile of A or B, the first element at `offset`, rows `stride` elements apart: a row is 16 words, as so many
-        elements of the source's type."""
+        elements of the source's type. What `is_streamed` is evicted from L1 before anything else (TILELOADDT1)."""
 
     def prefetch(self, source: Buffer, offset: Expr, stride: int) -> None:
         """Prefetch into L1 a tile that is loaded soon; arguments as of `load`."""
@@ -130,8 +130,10 @@ class AmxTiles:
     def begin(self, tile: int, source: Buffer, offset: Expr) -> None:
         self._call("tileloadd64", _number(tile), tirx.address_of(source[offset]), tirx.const(0, "int64"))
 
-    def load(self, tile: int, source: Buffer, offset: Expr, stride: int) -> None:
-        self._call("tileloadd64", _number(tile), tirx.address_of(source[offset]), tirx.const(_bytes(source) * stride, "int64"))
+    def load(self, tile: int, source: Buffer, offset: Expr, stride: int, *, is_streamed: bool = False) -> None:
+        pitch_bytes = tirx.const(_bytes(source) * stride, "int64")
+        instruction = "tileloaddt164" if is_streamed else "tileloadd64"
+        self._call(instruction, _number(tile), tirx.address_of(source[offset]), pitch_bytes)
 
     def prefetch(self, source: Buffer, offset: Expr, stride: int) -> None:
         for row in range(ROWS):
@@ -174,7 +176,7 @@ class EmulatedTiles:
         with self._builder.loop(ROWS, name="row") as row, self._builder.loop(COLUMNS, "vectorized", "lane") as lane:
             self._builder.store(self._sums[tile], row * COLUMNS + lane, source[offset + lane])
 
-    def load(self, tile: int, source: Buffer, offset: Expr, stride: int) -> None:
+    def load(self, tile: int, source: Buffer, offset: Expr, stride: int, *, is_streamed: bool = False) -> None:
         self._call("tileloadd", self._operands[tile][0], source[offset], stride=_bytes(source) * stride)
 
     def prefetch(self, source: Buffer, offset: Expr, stride: int) -> None:

@@ -22,8 +22,9 @@ def dots(m: int, n: int, k: int) -> float:
 
 
 def test_operands_in_l1_take_their_products_and_stores() -> None:
-    stored = 5 * 64 * 32 / 16  # a line of 16 sums is stored from the tile, loaded and stored
-    assert cycles(64, 32, 128) == dots(64, 32, 128) + stored
+    """Of three steps, between which no other block is stored."""
+    stored = (2.2 + 1.0) * 64 * 32 / 16  # a line of 16 sums is stored from the tile, loaded and stored
+    assert cycles(64, 32, 96) == pytest.approx(dots(64, 32, 96) + stored)
 
 
 def test_tiles_from_l2_are_seen_beside_their_products() -> None:
@@ -32,6 +33,24 @@ def test_tiles_from_l2_are_seen_beside_their_products() -> None:
     assert cycles(128, 64, 1024, slower) - cycles(128, 64, 1024) == 3 * dots(128, 64, 1024) / RAPIDS.tile_dot_cycles
     assert cycles(128, 64, 1024, slower, terms=2) == cycles(128, 64, 1024, terms=2)  # prefetched
     assert cycles(32, 32, 64, replace(RAPIDS, tile_l1_cycles=30.0)) > cycles(32, 32, 64)
+
+
+def test_rows_streamed_past_l1_leave_the_weights_there() -> None:
+    """128 rows of 384 numbers are 96 KiB, a panel of weights is 24: of the loads for each product half come from L2."""
+    slower = replace(RAPIDS, tile_l2_cycles=RAPIDS.tile_l2_cycles + 3)
+    assert cycles(128, 64, 384, slower) - cycles(128, 64, 384) == 3 * dots(128, 64, 384) / RAPIDS.tile_dot_cycles / 2
+
+
+def test_an_epilogue_hides_behind_products() -> None:
+    """All but a quarter, from four steps on."""
+    alone, with_epilogue = (
+        tile_product_cycles(128, 64, 384, 1, RAPIDS, packs_a=False, packs_b=False, beside=beside) for beside in (0.0, 1000.0)
+    )
+    assert with_epilogue - alone == pytest.approx(250.0)
+    alone, with_epilogue = (
+        tile_product_cycles(128, 64, 96, 1, RAPIDS, packs_a=False, packs_b=False, beside=beside) for beside in (0.0, 1000.0)
+    )
+    assert with_epilogue - alone == pytest.approx(1000.0)
 
 
 def test_sums_that_operands_evict_come_back_line_by_line() -> None:

@@ -167,6 +167,14 @@ def test_scales_bias_residual_and_rounding_in_the_store(by_row: bool, level: str
 # What is written, and when --------------------------------------------------------------------------------------------
 
 
+def assembly(case: Case) -> str:
+    """Of the case's kernel for AMX."""
+    kernel = build_kernel(case.group, AMX)
+    assert isinstance(kernel, BuiltKernel)
+    module = tvm.IRModule({GlobalVar("kernel"): kernel.function.with_attr("global_symbol", "kernel")})
+    return str(compile_module(module, AMX).inspect_source("asm"))
+
+
 @pytest.mark.parametrize("dtype", INSTRUCTION)
 def test_the_inner_loops_are_tile_instructions(dtype: str) -> None:
     window = convolution_case(dtype, 3, 64, 3, 1, 1, 1)
@@ -174,14 +182,36 @@ def test_the_inner_loops_are_tile_instructions(dtype: str) -> None:
         kernel = build_kernel(case.group, AMX)
         assert isinstance(kernel, BuiltKernel)
         assert kernel.template == case.template
-        module = tvm.IRModule({GlobalVar("kernel"): kernel.function.with_attr("global_symbol", "kernel")})
-        text = str(compile_module(module, AMX).inspect_source("asm"))
+        text = assembly(case)
         dots, loads = text.count(INSTRUCTION[dtype]), text.count("tileloadd")
         assert dots > 0
         assert "vpdpbusd" not in text
         assert "tdpbf16ps" not in text
         if case.template == "matmul_tiles":
             assert loads == dots + 4  # blocks of 2x2 tiles, whose sums begin with what the zero point takes away
+
+
+@pytest.mark.parametrize(("rows", "is_streamed"), [(32, False), (128, True)])
+def test_what_l1_cannot_keep_is_streamed_past_it(rows: int, is_streamed: bool) -> None:
+    """Of 128 rows of 768 bytes none are in L1 when the next panel of weights is multiplied; the panel shall stay."""
+    text = assembly(product("uint8", 3, (rows, 768), (768, 256)))
+    assert text.count("tileloaddt1") == (2 if is_streamed else 0)
+    assert text.count("tdpbusd") == 4
+
+
+@pytest.mark.parametrize(("columns", "is_prefetched"), [(64, False), (768, True)])
+def test_weights_that_l2_would_hold_are_prefetched_too(columns: int, is_prefetched: bool) -> None:
+    """In a model they come from memory (measured: 768 x 768 bytes 92 us without, 61 with)."""
+    text = assembly(product("uint8", 3, (128, 768), (768, columns)))
+    assert ("prefetcht" in text) == is_prefetched
+
+
+def test_an_image_is_streamed_where_each_position_is_read_once() -> None:
+    sizes = {1: (1024, 160), 3: (128, 128)}  # channels and outputs: weights that are prefetched, as they come from memory
+    cases = [convolution_case("uint8", 3, a, k, k // 2, 1, 1, outputs=b, plane=(14, 14)) for k, (a, b) in sizes.items()]
+    counts = [assembly(channels_last(case, template="convolution_tiles")).count("tileloaddt1") for case in cases]
+    assert counts[0] > 0
+    assert counts[1] == 0
 
 
 def test_choice_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

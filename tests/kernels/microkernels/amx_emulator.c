@@ -130,7 +130,7 @@ static int execute(ucontext_t *u, const uint8_t *p) {
   }
   if (opcode != 0x4B || rm != 4 || !state.configured) return 0;
   struct Tile *t = &state.tiles[field];
-  if (prefix == 3) {
+  if (prefix == 3 || prefix == 1) { /* TILELOADD, TILELOADDT1 */
     memset(t->data, 0, sizeof t->data);
     for (int i = 0; i < t->rows; i++) memcpy(t->data[i], (const void *)(address + i * stride), t->row_bytes);
     __atomic_fetch_add(&counts[3], 1, __ATOMIC_RELAXED);
