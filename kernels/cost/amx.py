@@ -37,6 +37,7 @@ _EVICTING = 1.8  # times L1: what leaves nothing of the sums of several blocks
 _APART_CYCLES = 4.0  # of a tile from L2 whose rows are no neighbours, so that its lines are not fetched ahead: 3 to 8
 _VECTOR_CYCLES = 1.0  # of 16 sums: loaded, and stored as a result, beside the operators of the epilogue
 _SEEN = 0.25  # of the vectors of an epilogue between products
+_HIDDEN_CYCLES = 5.0  # of a vector, at most: of longer epilogues (GELU) the reorder buffer has no room for more beside tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class _Blocks:
         products = self.steps * self._step_cycles(a_tiles, b_tiles, machine)
         vectors = lines * (_VECTOR_CYCLES + self.beside)
         if self.is_pipelined and self.steps * _TERM_PRODUCTS[self.terms][0] >= LEAST_STEPS:
-            vectors = max(vectors - products, 0.0) + _SEEN * min(vectors, products)
+            vectors -= (1 - _SEEN) * min(vectors, products, lines * _HIDDEN_CYCLES)
         return products + lines * self._line_cycles(a_tiles, b_tiles, machine) + vectors
 
     def _step_cycles(self, a_tiles: int, b_tiles: int, machine: Machine) -> float:

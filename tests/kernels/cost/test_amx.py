@@ -42,15 +42,17 @@ def test_rows_streamed_past_l1_leave_the_weights_there() -> None:
 
 
 def test_an_epilogue_hides_behind_products() -> None:
-    """All but a quarter, from four steps on."""
-    alone, with_epilogue = (
-        tile_product_cycles(128, 64, 384, 1, RAPIDS, packs_a=False, packs_b=False, beside=beside) for beside in (0.0, 1000.0)
-    )
-    assert with_epilogue - alone == pytest.approx(250.0)
-    alone, with_epilogue = (
-        tile_product_cycles(128, 64, 96, 1, RAPIDS, packs_a=False, packs_b=False, beside=beside) for beside in (0.0, 1000.0)
-    )
-    assert with_epilogue - alone == pytest.approx(1000.0)
+    """All but a quarter, from four steps on, and of a long one no more than a short one."""
+
+    def added(depth: int, beside: float) -> float:
+        alone, longer = (
+            tile_product_cycles(128, 64, depth, 1, RAPIDS, packs_a=False, packs_b=False, beside=one) for one in (0.0, beside)
+        )
+        return longer - alone
+
+    assert added(384, 1000.0) == pytest.approx(250.0)
+    assert added(96, 1000.0) == pytest.approx(1000.0)
+    assert added(384, 20_000.0) - added(384, 10_000.0) == pytest.approx(10_000.0)
 
 
 def test_sums_that_operands_evict_come_back_line_by_line() -> None:
