@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import isnan
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from ...runtime.errors import OptionError, UnsupportedModelError
+from .check import relative_error
 
 ROWS_STEP = 64  # rows of a cache are a multiple: attention looks at that many keys at a time
 
@@ -96,7 +98,10 @@ def check_step(step: CausalStep) -> None:
         for buffer in step.buffers(recurse=False):
             buffer.zero_()
     tolerance = 1e-3 if next(step.model.parameters()).dtype == torch.float32 else 0.1
-    if not float((found - expected).norm(dim=-1).max()) <= tolerance * float(expected.norm()):
+    distance = relative_error(found.numpy(), expected.numpy())
+    if isnan(distance):
+        raise UnsupportedModelError(name, "there is NaN in its logits", "see that its weights are finite")
+    if distance > tolerance:
         raise UnsupportedModelError(name, "from a cache of fixed length it computes something else than without one", fix)
 
 

@@ -34,7 +34,19 @@ def check_programs(programs: Mapping[int, CompiledModel], max_tokens: int, whole
     context(row, np.full(batch, tokens - 1))
     last = np.array(step.context_of(context.states)(row[:, tokens - 1 : tokens], np.ones(batch, np.int64)))
     others = [last] if whole is None else [last, np.asarray(whole(row), np.float32)[:, tokens - 1]]
-    error = max(float(np.linalg.norm(one - first, axis=-1).max()) for one in others) / max(float(np.linalg.norm(first)), 1e-30)
-    if not error <= _TOLERANCE:
+    error = max(relative_error(one, first) for one in others)
+    if np.isnan(error):
+        raise UnsupportedModelError("model", "there is NaN in its logits", "see that its weights are finite")
+    if error > _TOLERANCE:
         what = f"its logits differ by {error:.1g} of their norm with where the past ends"
         raise UnsupportedModelError("model", f"{what}: places are counted by the length of the past, which is fixed here", _FIX)
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest norm of a row of logits' differences, of the norm of all; NaN where there is one. Logits of -inf may agree."""
+    if np.isnan(found).any() or np.isnan(expected).any():
+        return np.nan
+    with np.errstate(invalid="ignore"):
+        differences = np.where(found == expected, 0, found - expected)
+    size = np.linalg.norm(expected[np.isfinite(expected)])
+    return float(np.linalg.norm(differences, axis=-1).max() / max(size, 1e-30))

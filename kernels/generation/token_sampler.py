@@ -3,13 +3,15 @@
 A token is drawn as the largest of logits / temperature + Gumbel noise, -log(-log u): a draw from their softmax (Gumbel, 1954).
 The noise is a function of seed, step, sequence and token (Philox4x32-10), so that equal seeds draw equal tokens with any number
 of threads. Top-k and top-p need no sorting: each is a threshold, found by a search that halves its range three times a pass over
-the logits. Tokens whose logits equal the threshold all stay.
+the logits. Tokens whose logits equal the threshold all stay. A token whose logit is NaN is never chosen; where no logit is more
+than -inf, that is token 0. Of infinite logits each is as likely, and no other is drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from tvm import tirx
@@ -28,7 +30,7 @@ _LANES = 16  # of all vectors here, on every target, so that numbers do not depe
 _BLOCK = 4 * _LANES  # tokens whose noise is the four words of _LANES counters
 _WAYS, _ROUNDS = 8, 11  # of a search: 88 * 8**-11 is less than float32 tells apart
 _DEPTH = 88.0  # a logit so far below the largest has a probability of 0
-_LEAST = -3.0e38
+_LEAST = -3.0e38  # less than any logit that is finite
 
 
 def scratch_elements(batch: int, vocabulary: int) -> int:
@@ -131,7 +133,7 @@ class _Sampler:
             self.vocabulary, _LANES, lambda i: builder.store(scratch, base + i, logits[row * self.vocabulary + i])
         )
         with builder.loop(self.pitch - self.vocabulary, name="fill") as i:
-            builder.store(scratch, base + self.vocabulary + i, math.f32(_LEAST))
+            builder.store(scratch, base + self.vocabulary + i, math.f32(-inf))
 
     def _vectors(self, body: Callable[[Expr], None]) -> None:
         """`body` for each place in a row of scratch, vector by vector."""
@@ -184,7 +186,13 @@ class _Sampler:
         base, weights = self._base(row), self._base(self.batch + row)
         zero = tirx.const(0, "int32")
         top_k, top_p = (builder.bind(settings[row * SETTINGS + number]) for number in (1, 2))
-        self._vectors(lambda i: builder.store(scratch, base + i, (scratch[base + i] - largest) / temperature))
+        largest = builder.bind(tirx.min(largest, math.f32(-_LEAST)))
+
+        def scale(i: Expr) -> None:
+            below = builder.name((scratch[base + i] - largest) / temperature)
+            builder.store(scratch, base + i, tirx.Select(below > math.f32(0.0), math.f32(0.0), below))  # inf becomes 0, NaN stays
+
+        self._vectors(scale)
         threshold = builder.local(1, "float32", "threshold")
         builder.store(threshold, zero, math.f32(-_DEPTH))
         with builder.when(top_k > math.f32(0.0)):
@@ -240,7 +248,8 @@ class _Sampler:
             seen = self._lanes("float32", math.f32(_LEAST), "seen")
             for part in range(4):
                 with builder.loop(_LANES, "vectorized", "lane") as lane:
-                    builder.store(seen, lane, tirx.max(seen[lane], scratch[first + part * _LANES + lane]))
+                    below = builder.name(scratch[first + part * _LANES + lane])
+                    builder.store(seen, lane, tirx.Select(below > seen[lane], below, seen[lane]))
             with builder.when(self._folded(seen, tirx.max) >= threshold), builder.loop(_LANES, "vectorized", "lane") as lane:
                 for part, noise in enumerate(self._noise(row, block * _LANES + lane)):
                     below = builder.name(scratch[first + part * _LANES + lane])

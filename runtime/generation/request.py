@@ -99,6 +99,8 @@ def _numbers(name: str, given: object, batch: int, is_legal: Callable[[float], b
         numbers = np.asarray(given, np.float64)
     except (TypeError, ValueError):
         raise InputError(name, f"{given!r} is no number", f"give {wanted}") from None
+    if given is None:  # which NumPy takes for NaN
+        raise InputError(name, "None is no number", f"give {wanted}")
     if numbers.shape not in ((), (batch,)):
         raise InputError(name, f"{numbers.shape} numbers given", f"give one, or one for each of {batch} sequences")
     for number in numbers.reshape(-1).tolist():

@@ -17,6 +17,7 @@ import numpy as np
 from ..cpu_device import CpuInvocation
 from ..errors import InputError
 from ..executor import CompiledModel, Context
+from ..interchange import is_integer
 from .loop import GenerationLibrary, function_address
 from .request import Choice, Stream, Tokens, choice_of, has_no_rows, prompts_of
 
@@ -65,11 +66,12 @@ class Session:
         self._states = first.states
         contexts = {count: first if count == 1 else program.context_of(self._states) for count, program in programs.items()}
         self._readers = [_reader(batch, count, context) for count, context in sorted(contexts.items())]
-        self._logits = np.empty((batch, vocabulary), np.float32)
+        self._logits = np.zeros((batch, vocabulary), np.float32)
         self._state = np.ones(1 + batch, np.int64)  # of the sampler: the number of its step, and which sequences run
         self._alive = np.zeros(1, np.int64)
         self._scratch = np.empty(limits.scratch, np.float32)
         self._waiting: list[list[int]] = [[] for _ in range(batch)]  # of the texts, what is not in the caches
+        self._has_nan = False  # in caches that were loaded
         self._lock = threading.Lock()
 
     def generate(
@@ -93,8 +95,10 @@ class Session:
             is_empty = has_no_rows(tokens, self._batch)
             prompts = [] if is_empty else prompts_of(tokens, self._batch, self._vocabulary)
             choice = choice_of(self._batch, self._vocabulary, temperature, top_k, top_p, seed, stop, pad)
-            if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
+            if not is_integer(n) or n < 0:
                 raise InputError("n", f"{n!r} new tokens", "give a whole number from 0 on")
+            if n > self._max_tokens:
+                raise InputError("n", f"{n} new tokens", f"the caches hold {self._max_tokens}: give fewer")
             if stream is not None and not callable(stream):
                 raise InputError("stream", f"{stream!r} cannot be called", "give a function of the new tokens")
             if is_empty:
@@ -149,9 +153,20 @@ class Session:
             waiting = _read_waiting(Path(path), self._batch, self._vocabulary)
             self._states.load(path)
             self._waiting = waiting
+            self._has_nan = any(np.isnan(self._states[name]).any() for name in self._states)
 
     def _go_back(self, length: np.ndarray, waiting: list[list[int]]) -> None:
-        """Forget what is in the caches from these places on."""
+        """Forget what is in the caches from these places on.
+
+        A model may look at forgotten rows, whose weight is 0, as numbers: NaN would stay there, which logits tell.
+        """
+        if self._has_nan or np.isnan(self._logits).any():
+            for name in self._states.keys() - {LENGTH}:
+                cache = self._states[name]
+                for sequence, first in zip(cache, length.tolist(), strict=True):
+                    sequence[:, first:] = 0
+                self._states[name] = cache
+            self._logits[:], self._has_nan = 0, False
         self._states[LENGTH] = length
         self._waiting = waiting
 
@@ -200,7 +215,7 @@ class Session:
 
     def _read_prompts(self) -> None:
         """Put all tokens that wait into the caches, in pieces; the logits of the last of each sequence are left."""
-        kept = np.empty_like(self._logits)
+        kept = np.zeros_like(self._logits)
         while longest := max(map(len, self._waiting)):
             reader = next((one for one in self._readers if one.count >= longest), self._readers[-1])
             reader.tokens[:], last = 0, []

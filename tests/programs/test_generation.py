@@ -297,6 +297,16 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "fewer than none": ({"n": -1}, "-1 new tokens"),
     "half a token": ({"n": 1.5}, "1.5 new tokens"),
     "too many": ({"n": 99}, "the caches hold 40"),
+    "floating point": ({"tokens": np.ones((2, 3), np.float32)}, "whole numbers"),
+    "flags": ({"tokens": np.ones((2, 3), bool)}, "whole numbers"),
+    "three dimensions": ({"tokens": np.ones((2, 3, 1), np.int64)}, "whole numbers"),
+    "rows without tokens": ({"tokens": np.ones((2, 0), np.int64)}, "sequence 0: an empty prompt"),
+    "a prompt longer than the cache": ({"tokens": [[1], [2] * 41], "n": 0}, "sequence 1: .*41 of the prompt.*the caches hold 40"),
+    "too many for nothing": ({"tokens": np.ones((0, 3), np.int64), "n": 10**30}, "the caches hold 40"),
+    "no temperature at all": ({"temperature": None}, "temperature: None is no number"),
+    "an infinite temperature": ({"temperature": float("inf")}, "temperature: inf given"),
+    "fewer than no tokens of k": ({"top_k": -1}, "top_k: -1 given"),
+    "too much probability": ({"top_p": 1.5}, "top_p: 1.5 given"),
     "a negative temperature": ({"temperature": -1.0}, "temperature: -1 given"),
     "no temperature": ({"temperature": float("nan")}, "temperature"),
     "three temperatures": ({"temperature": [1.0, 2.0, 3.0]}, "one for each of 2"),
@@ -328,9 +338,48 @@ def test_no_rows_of_prompts_give_no_rows(nothing: Any, generator: Generator) -> 
     np.testing.assert_array_equal(session.length, length)
 
 
+def test_an_empty_prompt_beside_others_continues_its_text(generator: Generator, texts: np.ndarray) -> None:
+    session = generator.session()
+    session.generate(PROMPTS, 4)
+    found = session.generate([[], [5, 6]], 6)
+    np.testing.assert_array_equal(found[0], texts[0, 4:10])
+    expected = generator.generate([[1], [*PROMPTS[1], *texts[1, :4].tolist(), 5, 6]], 6)
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
+def test_more_than_all_tokens_are_all(generator: Generator) -> None:
+    one, two = (generator.generate(PROMPTS, 8, temperature=1.5, top_k=k, seed=3) for k in (0, 10**12))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_nan_stays_in_its_text(tmp_path: Path) -> None:
+    """A token whose embedding is NaN makes all logits NaN: token 0 follows. Texts after it, or taken back before it, have none of
+    it, though attention looks at rows of the caches that were forgotten."""
+    model = language_model(n_positions=64, n_embd=32, n_layer=1, n_head=4, tie_word_embeddings=False)
+    model.transformer.wte.weight.data[95] = float("nan")
+    generator = prefuse.compile_generation(model, max_tokens=MAX_TOKENS, prefill=(8,), batch=2, cache=False)
+    texts, session = generator.generate(PROMPTS, 10), generator.session()
+    for temperature in (0.0, 1.0):
+        made = session.generate([[95] * 15, PROMPTS[1]], 10, temperature=temperature, top_k=5)
+        np.testing.assert_array_equal(made[0], np.zeros(10))
+        session.reset()
+        np.testing.assert_array_equal(session.generate(PROMPTS, 10), texts)
+        session.reset()
+    session.generate(PROMPTS, 4)
+    session.generate([[95] * 5, [95]], 5)
+    session.save(tmp_path / "text.npz")
+    for after in (session, generator.session()):
+        after.load(tmp_path / "text.npz")
+        after.rewind([len(prompt) + 3 for prompt in PROMPTS], texts[:, 3:4].tolist())
+        np.testing.assert_array_equal(after.generate([[], []], 6), texts[:, 4:])
+    model.transformer.wte.weight.data[:] = float("nan")
+    with pytest.raises(UnsupportedModelError, match="NaN in its logits"):
+        prefuse.compile_generation(model, max_tokens=8)
+
+
 def test_whole_numbers_may_be_those_of_numpy(generator: Generator, texts: np.ndarray) -> None:
     numbers: dict[str, Any] = {"n": 3, "stop": 0, "pad": 0, "seed": 5, "top_k": 1}
-    rows: Any = [[*map(np.int64, PROMPTS[0])], torch.tensor(PROMPTS[1])]
+    rows: Any = [[*map(np.int64, PROMPTS[0])], torch.tensor(PROMPTS[1], dtype=torch.int32)]
     of_numpy: dict[str, Any] = {name: np.int64(number) for name, number in numbers.items()}
     found = generator.generate(rows, **of_numpy)
     expected = generator.generate(PROMPTS, **numbers)

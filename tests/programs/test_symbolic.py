@@ -125,6 +125,13 @@ def test_other_shapes_are_refused(mlp: Compiled, shape: tuple[int, ...], what: s
     assert np.array_equal(called(net, x), called(net, x))
 
 
+def test_other_types_are_refused(mlp: Compiled) -> None:
+    _, net = mlp
+    for dtype in (np.float64, np.int64):
+        with pytest.raises(InputError, match="float32"):
+            net(np.zeros((4, 24), dtype))
+
+
 def test_two_inputs_of_one_name_agree() -> None:
     model = model_of(
         '<ir_version: 10, opset_import: ["": 20]> add (float[N,8] x, float[N,8] y) => (float[N,8] z) { z = Add(x, y) }'

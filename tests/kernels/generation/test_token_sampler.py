@@ -163,5 +163,31 @@ def test_few_tokens_and_odd_logits(vocabulary: int) -> None:
         assert tokens[1] == vocabulary - 1
 
 
+@pytest.mark.parametrize("count", [1, 40, 200])
+def test_nan_is_never_chosen(count: int) -> None:
+    """Tokens are those where the logits that are NaN are -inf, in whatever block these lie; where all are, the first."""
+    vocabulary, batch, rng = 200, len(SETTINGS), np.random.default_rng(count)
+    sampler = Sampler.of(batch, vocabulary)
+    for step in range(20):
+        logits = 3 * rng.standard_normal((batch, vocabulary)).astype(np.float32)
+        places = rng.choice(vocabulary, count, replace=False)
+        results = []
+        for odd in (np.nan, -np.inf):
+            logits[:, places] = odd
+            results.append(sampler(logits, SETTINGS, step=step)[0])
+        assert results[0] == results[1]
+        assert count < vocabulary or results[0] == [0] * batch
+
+
+def test_infinite_logits_are_drawn_alike() -> None:
+    batch = 64
+    logits = np.zeros((batch, 70), np.float32)
+    logits[:, [3, 69]] = np.inf
+    sampler = Sampler.of(batch, 70)
+    assert set(sampler(logits, [(1.0, 0, 1.0)] * batch)[0]) == {3, 69}
+    assert set(sampler(logits, [(0.7, 2, 0.9)] * batch)[0]) == {3, 69}
+    assert set(sampler(logits, [(0.0, 0, 1.0)] * batch)[0]) == {3}
+
+
 def test_calls_may_name_as_many_stops_as_the_sampler_compares() -> None:
     assert request.STOPS == STOPS
