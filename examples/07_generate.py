@@ -19,7 +19,7 @@ def main() -> None:
     generator = prefuse.compile_generation(model, max_tokens=64, prefill=(16,), batch=2, weights=None)
 
     prompts = [[5, 90, 3, 17, 44], [9, 33]]  # token numbers, as a tokenizer gives them
-    made = generator.generate(prompts, 12)  # greedy; stop=... ends a text at a token
+    made = generator.generate(prompts, 12)  # greedy; stop=... ends a text at tokens
     expected = model.generate(torch.tensor(prompts[:1]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert np.array_equal(made[0], expected[0, len(prompts[0]) :])
     print("greedy:", made[0].tolist())

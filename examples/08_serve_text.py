@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pool: asyncio.Queue[Session]) -> None:
-    """Take {"tokens": [...], "n": ...}, send each token as it comes, then how it ended; a client that leaves ends its text."""
+    """Take {"tokens": [...], "n": ..., "stop": [...]}, send each token as it comes, then how it ended; who leaves ends the text."""
     loop, session = asyncio.get_running_loop(), await pool.get()  # waits while all sessions are taken
 
     def send(line: dict[str, int] | dict[str, str]) -> None:
@@ -25,7 +25,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, poo
     try:
         session.reset()
         asked = json.loads(await reader.readline())
-        made = await asyncio.to_thread(session.generate, asked["tokens"], asked["n"], stream=stream)
+        made = await asyncio.to_thread(session.generate, asked["tokens"], asked["n"], stop=asked.get("stop", ()), stream=stream)
         send({"made": int(made.shape[1])})
     except (ValueError, KeyError, prefuse.CompileError) as error:
         send({"error": str(error)})

@@ -116,19 +116,22 @@ def _programs_of_onnx(model: object, given: _Request) -> dict[int, CompiledModel
     from ..frontend.importer import import_model
     from .check import check_programs
     from .onnx_step import find_decoder, step_model, whole_model
+    from .position_tables import check_position_tables
 
     decoder = find_decoder(import_model(model))
     if len(given.counts) == 1 and not decoder.has_positions:
         what = "the file has no position_ids, so that a step and a prompt must be compared"
         raise OptionError("prefill", what, "give at least one length above 1")
-    programs = {}
+    programs, target = {}, Target.parse(given.target)
     for count in given.counts:
-        step = step_model(decoder, Target.parse(given.target), given.batch, count, given.max_tokens, given.counts[-1])
+        step = step_model(decoder, target, given.batch, count, given.max_tokens, given.counts[-1])
+        if count == 1:
+            check_position_tables(step, given.max_tokens, target)
         programs[count] = given.single(given.compile(step.model, step.states))
     whole = None
     if not decoder.has_positions:  # which the file counts by the mask, or wrongly by the length of its past
         count = given.counts[1]
-        whole = given.single(given.compile(whole_model(decoder, Target.parse(given.target), given.batch, count)))
+        whole = given.single(given.compile(whole_model(decoder, target, given.batch, count)))
     check_programs(programs, given.max_tokens, whole)
     return programs
 

@@ -7,6 +7,7 @@ from math import ceil
 from typing import Protocol
 
 from ...runtime.hardware.machine import Machine
+from ...runtime.symbolic.sizes import estimating
 from .product import product_estimate
 
 _LANES = 16  # of a dot product's sums
@@ -38,6 +39,7 @@ class Cut(Protocol):
     def words(self) -> int: ...
 
 
+@estimating
 def fixed_point_tiles(rows: int, sections: Cut, digits: int, machine: Machine) -> list[tuple[int, int]]:
     """Register tiles (rows, vectors) for rows of integers of so many digits, those that take the least time first: what comes
     from memory arrives while the first tile of rows is multiplied. A word of a row that several vectors meet has a register."""
@@ -66,6 +68,7 @@ def _spilled(cells: int, digits: int, sections: Cut) -> int:
     return min(max(cells * (digits + 1) + _unpacked_words(sections) - _REGISTERS, 0), cells)
 
 
+@estimating
 def fixed_point_cycles(tile: tuple[int, int], rows: int, sections: Cut, digits: int, machine: Machine) -> float:
     """Cycles of one core for `rows` rows: making integers of them, then all register tiles.
 
@@ -86,6 +89,7 @@ def fixed_point_cycles(tile: tuple[int, int], rows: int, sections: Cut, digits: 
     return tiles * one + prepared
 
 
+@estimating
 def dequantized_cycles(rows: int, columns: int, depth: int, bits: int, machine: Machine) -> float:
     """Cycles of one core where panels become float32 in a thread's scratch, and float32 products read them there."""
     unpacked = _UNPACKED[bits] * columns * depth / machine.lanes / machine.multiply_adds

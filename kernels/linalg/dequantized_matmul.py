@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import estimating, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, share
 from ..cost.estimate import Estimate, with_bytes, with_epilogue
@@ -52,18 +53,19 @@ class _Scratch:
 class _DequantizedKernel(WeightsKernel):
     template = "dequantized_matmul"
 
+    @estimating
     def estimate(self) -> Estimate:
         machine = machine_of(self.target, "float32")
         size = self.a.lines, self.b.lines, self.a.depth
         cycles = dequantized_cycles(*size, self.weights.bits, machine)
         operations = 2 * self.a.lines * self.b.lines * self.a.depth
-        alone = Estimate(cycles, operations, overlap=1.0 if self.a.lines <= _FEW_ROWS else 0.5)
+        alone = Estimate(cycles, operations, overlap=1.0 if hint_of(self.a.lines) <= _FEW_ROWS else 0.5)
         whole = replace(with_bytes(alone, self.group), constant_bytes=self.constant_bytes)
         return with_epilogue(whole, self.group, machine, self.anchor)
 
     def build(self) -> BuiltKernel:
         builder, machine, rows = self.builder, machine_of(self.target, "float32"), self.a.lines
-        how = {"shifted_loads": False, "b_padded": True, "streams_b": rows > _FEW_ROWS}
+        how = {"shifted_loads": False, "b_padded": True, "streams_b": hint_of(rows) > _FEW_ROWS}
         tile = builder.choose("tile", self.as_shared(tile_options(rows, self.b.lines, _LONGEST_BLOCK, machine, **how)))
         sections = self.sections(_LONGEST_SECTION, tile.columns)
         if self.weights.block and not self.shares_weights:
@@ -83,7 +85,7 @@ class _DequantizedKernel(WeightsKernel):
         return self.finish(flops)
 
     def _block_limit(self, tile: Tile) -> int:
-        if self.a.lines > _FEW_ROWS:
+        if hint_of(self.a.lines) > _FEW_ROWS:
             return _LONGEST_BLOCK
         return min(int(self.target.machine.l1.size_bytes * _L1_SHARE) // (tile.columns * _BYTES), _LONGEST_BLOCK)
 

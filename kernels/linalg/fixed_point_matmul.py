@@ -8,6 +8,7 @@ from functools import partial
 
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import estimating, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, share
 from ..cost.estimate import Estimate, with_bytes, with_epilogue
@@ -55,13 +56,14 @@ class _FixedPointKernel(WeightsKernel):
         tiles = {str(tile): tile for tile in (Tile(rows, vectors, LANES) for rows, vectors in found)}
         return {name: tile for name, tile in tiles.items() if self._sections(tile.columns).tile % tile.columns == 0}
 
+    @estimating
     def estimate(self) -> Estimate:
         machine, tile = self.target.machine, next(iter(self._tiles().values()))
         sections = self._sections(tile.columns)
         cycles = fixed_point_cycles((tile.rows, tile.vectors), self.a.lines, sections, self.digits, machine)
         streamed = 4 * self.a.lines * (self.a.depth + self.b.lines)
         operations = 2 * self.a.lines * self.b.lines * self.a.depth
-        overlap = min(tile.rows / self.a.lines, 1.0)
+        overlap = min(tile.rows / hint_of(self.a.lines), 1.0)
         alone = Estimate(cycles, operations, 0, streamed, unit="dot", overlap=overlap)
         whole = replace(with_bytes(alone, self.group), constant_bytes=self.constant_bytes)
         return with_epilogue(whole, self.group, machine, self.anchor)

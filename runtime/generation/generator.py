@@ -11,7 +11,7 @@ import numpy as np
 from ..executor import CompiledModel, Shared
 from ..plan import Port
 from .generator_file import Parts, read_parts, save_parts
-from .request import Stream, Tokens
+from .request import Stop, Stream, Tokens
 from .session import Limits, Session
 
 
@@ -41,7 +41,7 @@ class Generator(Shared):
         top_k: int | Sequence[int] = 0,
         top_p: float | Sequence[float] = 1.0,
         seed: int | None = None,
-        stop: int | Sequence[int] = (),
+        stop: Stop = (),
         pad: int | None = None,
         stream: Stream | None = None,
     ) -> np.ndarray:
@@ -55,8 +55,8 @@ class Generator(Shared):
             top_k: draw from the k likeliest only; 0 from all.
             top_p: draw from the fewest likeliest whose probabilities sum to this; 1 from all.
             seed: of the random numbers: equal ones draw equal tokens; None is another one each time.
-            stop: tokens that end a sequence, at most 16; the token itself is its last.
-            pad: what a sequence gets that has ended; by default the first stop token.
+            stop: what ends a sequence, at most 16: tokens, or lists of several new tokens in a row; the end itself is its last.
+            pad: what a sequence gets that has ended; by default the first stop token, or the last of the first list.
             stream: called with the new tokens int64 [batch] after each step; where it returns False, generation ends there.
 
         Returns:

@@ -15,18 +15,32 @@ from ..interchange import is_integer
 if TYPE_CHECKING:
     import torch
 
-STOPS = 16  # stop tokens of a call, at most: as many as the sampler compares with
+STOPS = 16  # ends of a call, at most: as many tokens as the sampler compares with
 Tokens: TypeAlias = "Sequence[int] | Sequence[Sequence[int]] | np.ndarray | torch.Tensor"
+Stop: TypeAlias = "int | Sequence[int | Sequence[int]] | np.ndarray"
 Stream: TypeAlias = Callable[[np.ndarray], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How tokens are chosen, as the sampler reads it: settings float32 [batch, 3], key uint32 [2], ends int64 [STOPS + 1]."""
+    """How tokens are chosen, as the sampler reads it: settings float32 [batch, 3], key uint32 [2], ends int64 [STOPS + 1], of
+    which the last is what a sequence gets that has ended. It knows nothing of `phrases`, several tokens that end one."""
 
     settings: np.ndarray
     key: np.ndarray
     ends: np.ndarray
+    phrases: tuple[list[int], ...]
+
+    def ends_at(self, tokens: list[int], place: int) -> bool:
+        """Whether new tokens of a sequence up to a place end with one of the phrases."""
+        parts = ((place + 1 - len(phrase), phrase) for phrase in self.phrases)
+        return any(begin >= 0 and tokens[begin : place + 1] == phrase for begin, phrase in parts)
+
+    def last_of(self, tokens: list[int]) -> int:
+        """The last of new tokens that is no filling: where the first end is, or the very last."""
+        stops = set(self.ends[:-1].tolist())
+        ends = (place for place, token in enumerate(tokens) if token in stops or self.ends_at(tokens, place))
+        return tokens[next(ends, -1)]
 
 
 def prompts_of(tokens: Tokens, batch: int, vocabulary: int) -> list[list[int]]:
@@ -62,7 +76,7 @@ def choice_of(
     top_k: int | Sequence[int],
     top_p: float | Sequence[float],
     seed: int | None,
-    stop: int | Sequence[int],
+    stop: Stop,
     pad: int | None,
 ) -> Choice:
     """Check the settings of a call. Raises InputError."""
@@ -74,19 +88,24 @@ def choice_of(
     if seed is not None and (not is_integer(seed) or not 0 <= seed < 2**64):
         raise InputError("seed", f"{seed!r} is no whole number of 64 bits", "give a number from 0 on, or None")
     number = secrets.randbits(64) if seed is None else int(seed)
-    stops = _listed(stop)
+    stops = [_listed(one) for one in _listed(stop)]
     if len(stops) > STOPS:
-        raise InputError("stop", f"{len(stops)} tokens given", f"give at most {STOPS}")
-    for name, token in (*(("stop", one) for one in stops), *(() if pad is None else (("pad", pad),))):
+        raise InputError("stop", f"{len(stops)} tokens or sequences given", f"give at most {STOPS}")
+    if [] in stops:
+        raise InputError("stop", "a sequence without tokens", "give tokens, or sequences of some")
+    for name, token in (*(("stop", one) for tokens in stops for one in tokens), *(() if pad is None else (("pad", pad),))):
         if not is_integer(token) or not 0 <= token < vocabulary:
             raise InputError(name, f"there is no token {token!r}", f"the model has tokens 0 to {vocabulary - 1}")
-    last = pad if pad is not None else stops[0] if stops else 0
-    ends = np.array([*stops, *[-1] * (STOPS - len(stops)), last], np.int64)
-    return Choice(settings, np.array([number & 0xFFFFFFFF, number >> 32], np.uint32), ends)
+    single = [tokens[0] for tokens in stops if len(tokens) == 1]
+    phrases = tuple([int(token) for token in tokens] for tokens in stops if len(tokens) > 1)
+    last = pad if pad is not None else stops[0][-1] if stops else 0
+    ends = np.array([*single, *[-1] * (STOPS - len(single)), last], np.int64)
+    return Choice(settings, np.array([number & 0xFFFFFFFF, number >> 32], np.uint32), ends, phrases)
 
 
 def _listed(given: Any) -> list[Any]:
     """What is given one by one; by itself where it is one thing only."""
+    given = given.tolist() if hasattr(given, "tolist") else given
     try:
         return list(given)
     except TypeError:

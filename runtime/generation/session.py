@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..executor import CompiledModel, Context
 from ..interchange import is_integer
 from .loop import GenerationLibrary, function_address
-from .request import Choice, Stream, Tokens, choice_of, has_no_rows, prompts_of
+from .request import Choice, Stop, Stream, Tokens, choice_of, has_no_rows, prompts_of
 
 LENGTH = "length"  # the state of the programs that says how many tokens of each sequence are in the caches
 
@@ -83,7 +83,7 @@ class Session:
         top_k: int | Sequence[int] = 0,
         top_p: float | Sequence[float] = 1.0,
         seed: int | None = None,
-        stop: int | Sequence[int] = (),
+        stop: Stop = (),
         pad: int | None = None,
         stream: Stream | None = None,
     ) -> np.ndarray:
@@ -204,14 +204,16 @@ class Session:
         self._state[0], self._state[1:] = 0, 1
         count = self._run(made, choice, stream)
         made = made[:count]
-        self._keep(made, choice.ends[:-1])
+        self._waiting = [[choice.last_of(row)] for row in made.T.tolist()]  # which no step has read yet
         return np.ascontiguousarray(made.T)
 
-    def _keep(self, made: np.ndarray, stops: np.ndarray) -> None:
-        """Note the last token of each text, which no step has read yet."""
-        for number, row in enumerate(made.T):
-            ends = np.flatnonzero(np.isin(row, stops[stops >= 0]))
-            self._waiting[number] = [int(row[ends[0] if ends.size else -1])]
+    def _end_phrases(self, made: np.ndarray, choice: Choice) -> None:
+        """End the sequences whose new tokens so far end with a phrase: the loop makes no more of them."""
+        made = made[-max(map(len, choice.phrases), default=1) :]
+        for number in np.flatnonzero(self._state[1:]) if choice.phrases else ():
+            if choice.ends_at(made[:, number].tolist(), len(made) - 1):
+                self._state[1 + number] = 0
+                self._alive[0] -= 1
 
     def _read_prompts(self) -> None:
         """Put all tokens that wait into the caches, in pieces; the logits of the last of each sequence are left."""
@@ -240,8 +242,10 @@ class Session:
         library.sample(ctypes.byref(table))
 
         def after(number: int) -> bool:
+            self._end_phrases(made[: number + 2], choice)
             return stream is None or stream(made[number + 1].copy()) is not False
 
+        self._end_phrases(made[:1], choice)
         is_ended = stream is not None and stream(made[0].copy()) is False
         if is_ended or len(made) == 1 or not self._alive[0]:
             return 1
@@ -260,7 +264,8 @@ class Session:
             "stride": self._batch * item,
             "alive": self._alive.ctypes.data,
         }
-        is_watched = stream is not None or threading.current_thread() is threading.main_thread()
+        is_told = stream is not None or bool(choice.phrases)
+        is_watched = is_told or threading.current_thread() is threading.main_thread()
         return 1 + library.repeat(fields, after if is_watched else None)
 
 

@@ -182,6 +182,33 @@ def test_a_stopped_text_goes_on_from_its_stop_token(generator: Generator, texts:
     np.testing.assert_array_equal(rest[1], texts[1, place + 1 : place + 6])
 
 
+def test_phrases_end_sequences(generator: Generator, texts: np.ndarray) -> None:
+    """Several tokens in a row, all of them new; beside stop tokens, streamed or not. The texts go on from their ends."""
+    first, second = texts[0, 3:6].tolist(), [int(texts[1, 9])]
+    places = [
+        next(at for at in range(20) if row[max(at - 2, 0) : at + 1] == first or row[at : at + 1] == second)
+        for row in texts.tolist()
+    ]
+    assert places[0] != places[1]
+    for stream in (None, lambda tokens: True):
+        session = generator.session()
+        made = session.generate(PROMPTS, 20, stop=[first, second], pad=95, stream=stream)
+        assert made.shape == (2, max(places) + 1)
+        for row, text, place in zip(made, texts, places, strict=True):
+            np.testing.assert_array_equal(row[: place + 1], text[: place + 1])
+            assert (row[place + 1 :] == 95).all()
+        rest = session.generate([[], []], 3)
+        for row, text, place in zip(rest, texts, places, strict=True):
+            np.testing.assert_array_equal(row, text[place + 1 : place + 4])
+
+
+def test_a_phrase_may_end_with_the_first_step_and_begins_no_earlier(generator: Generator, texts: np.ndarray) -> None:
+    phrase = [PROMPTS[0][-1], int(texts[0, 0])]  # the first of which is no new token
+    np.testing.assert_array_equal(generator.generate(PROMPTS, 5, stop=[phrase]), texts[:, :5])
+    ends = np.unique(texts[:, 0])
+    np.testing.assert_array_equal(generator.generate(PROMPTS, 5, stop=np.reshape(ends, (-1, 1))), texts[:, :1])
+
+
 def test_seeds_draw_the_same_texts(generator: Generator) -> None:
     settings: dict[str, Any] = {"temperature": 1.5, "top_k": [0, 20], "top_p": 0.95}
     one, two, other = (generator.generate(PROMPTS, 12, seed=seed, **settings) for seed in (4, 4, 5))
@@ -314,8 +341,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no probability": ({"top_p": 0.0}, "top_p: 0 given"),
     "text for a number": ({"top_p": "most"}, "no number"),
     "a large seed": ({"seed": 2**64}, "seed"),
-    "many stops": ({"stop": range(17)}, "17 tokens given"),
+    "many stops": ({"stop": range(17)}, "17 tokens or sequences given"),
     "a stop that is no token": ({"stop": 96}, "stop: there is no token 96"),
+    "a phrase with no such token": ({"stop": [[1, 96]]}, "stop: there is no token 96"),
+    "a phrase without tokens": ({"stop": [3, []]}, "stop: a sequence without tokens"),
+    "phrases in phrases": ({"stop": [[[1]]]}, r"stop: there is no token \[1\]"),
     "a pad that is no token": ({"pad": -1}, "pad: there is no token -1"),
     "no function": ({"stream": 3}, "cannot be called"),
 }

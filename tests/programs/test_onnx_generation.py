@@ -13,6 +13,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.generation.onnx_step import find_decoder, step_model
+from prefuse.compiler.generation.position_tables import check_position_tables
 from prefuse.runtime.errors import OptionError, UnsupportedModelError
 from prefuse.runtime.target import Target
 
@@ -205,6 +206,16 @@ def test_caches_that_the_file_writes_itself(tmp_path: Path) -> None:
     np.testing.assert_array_equal(generator.generate(PROMPTS, 20), texts)
     n = MAX_TOKENS + 1 - len(PROMPTS[0])
     np.testing.assert_array_equal(generator.generate(PROMPTS, n)[0], continued_by_onnxruntime(path, PROMPTS[0], n))
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_tables_of_positions_end_texts(is_grouped: bool, gpt2_file: Path, tmp_path: Path) -> None:
+    """Learned positions, which are an input, and angles by what the mask counts: 64 of each."""
+    path, rows = (grouped(tmp_path / "grouped.onnx"), "64 rows") if is_grouped else (gpt2_file, "wpe.weight has 64 rows")
+    target, decoder = Target.parse("cpu"), find_decoder(import_model(path))
+    check_position_tables(step_model(decoder, target, 2, 1, 64, 8), 64, target)
+    with pytest.raises(OptionError, match=f"max_tokens: 70 given, and .*{rows}.*; give at most 64"):
+        prefuse.compile_generation(path, max_tokens=70, prefill=(8,), batch=2, cache=False)
 
 
 def changed(path: Path, to: Path, change: Any) -> Path:

@@ -9,6 +9,7 @@ import onnx
 import prefuse
 import pytest
 from onnx import helper, numpy_helper
+from prefuse.compiler.programs.symbolic import SymbolicModel
 from prefuse.runtime.errors import OptionError
 from prefuse.runtime.executor import CompiledModel
 
@@ -16,7 +17,7 @@ rng = np.random.default_rng(4)
 FLOAT = onnx.TensorProto.FLOAT
 
 
-def model_of(nodes: list[onnx.NodeProto], x: tuple[int, ...], y: tuple[int, ...], **constants: np.ndarray) -> onnx.ModelProto:
+def model_of(nodes: list[onnx.NodeProto], x: tuple[Any, ...], y: tuple[Any, ...], **constants: np.ndarray) -> onnx.ModelProto:
     ports = [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in (("x", x), ("y", y))]
     weights = [numpy_helper.from_array(array, name) for name, array in constants.items()]
     graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], weights)
@@ -61,9 +62,8 @@ def test_matmul_n_bits(bits: int, block: int, level: int, has_zero: bool) -> Non
     assert error < (1e-3 if rounded or level == 0 else 2e-2)
 
 
-@pytest.mark.parametrize(("weights", "share", "error"), [("int8", 0.27, 1.5e-2), ("int4", 0.2, 0.2)])
-def test_float_models(weights: str, share: float, error: float) -> None:
-    """Less memory, and the error of the weights' rounding; the epilogue stays in the product's kernel."""
+def mlp(rows: int | str) -> tuple[onnx.ModelProto, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Two products of float32, the first with an epilogue; and its weights."""
     w, u = (rng.normal(size=shape).astype(np.float32) / 16 for shape in ((256, 512), (512, 256)))
     b = rng.normal(size=512).astype(np.float32)
     nodes = [
@@ -72,14 +72,44 @@ def test_float_models(weights: str, share: float, error: float) -> None:
         helper.make_node("Relu", ["a"], ["r"]),
         helper.make_node("MatMul", ["r", "u"], ["y"]),
     ]
-    model = model_of(nodes, (4, 256), (4, 256), w=w, u=u, b=b)
+    return model_of(nodes, (rows, 256), (rows, 256), w=w, u=u, b=b), (w, b, u)
+
+
+def relative_error(found: object, x: np.ndarray, weights: tuple[np.ndarray, np.ndarray, np.ndarray]) -> float:
+    w, b, u = weights
+    exact = np.maximum(x.astype(np.float64) @ w + b, 0) @ u
+    return float(np.linalg.norm(np.asarray(found) - exact) / np.linalg.norm(exact))
+
+
+ERRORS = [("int8", 0.27, 1.5e-2), ("int4", 0.2, 0.2)]
+
+
+@pytest.mark.parametrize(("weights", "share", "error"), ERRORS)
+def test_float_models(weights: str, share: float, error: float) -> None:
+    """Less memory, and the error of the weights' rounding; the epilogue stays in the product's kernel."""
+    model, arrays = mlp(4)
     x = rng.normal(size=(4, 256)).astype(np.float32)
     program = compiled(model, weights=weights)
     assert len(program.plan.kernels) == 2
-    assert constant_bytes(program) < share * (w.nbytes + u.nbytes)
-    exact = np.maximum(x.astype(np.float64) @ w + b, 0) @ u
-    found = np.linalg.norm(np.asarray(program(x)) - exact) / np.linalg.norm(exact)
-    assert 1e-5 < found < error
+    assert constant_bytes(program) < share * (arrays[0].nbytes + arrays[2].nbytes)
+    assert 1e-5 < relative_error(program(x), x, arrays) < error
+
+
+@pytest.mark.parametrize(("weights", "share", "error"), ERRORS)
+def test_float_models_of_any_size(weights: str, share: float, error: float) -> None:
+    """The same kernels by programs for ranges, which read one copy of the integers."""
+    model, arrays = mlp("N")
+    net = prefuse.compile(model, cache=False, threads=2, weights=weights, dims={"N": (1, 40)})
+    assert isinstance(net, SymbolicModel)
+    assert all("one program" in note for note in net.notes), net.notes
+    for rows in (1, 5, 33, 40):
+        x = rng.normal(size=(rows, 256)).astype(np.float32)
+        assert 1e-5 < relative_error(net(x), x, arrays) < error
+        program = net.specialize(x)
+        assert isinstance(program, CompiledModel)
+        assert len(program.plan.kernels) == 2
+        assert {kernel.template for kernel in program.plan.kernels} <= {"fixed_point_matmul", "dequantized_matmul"}
+        assert constant_bytes(program) < share * (arrays[0].nbytes + arrays[2].nbytes)
 
 
 def test_without_fusion() -> None:

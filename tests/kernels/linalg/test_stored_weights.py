@@ -19,6 +19,7 @@ from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 
 from ..harness import Case, check, followed, in_turn, run, target_of, type_of
+from ..symbolic import Dim, Domain, built_for, run_at, sized
 
 TEMPLATES = {"avx2": ("dequantized_matmul",), "avx512vnni": ("fixed_point_matmul", "dequantized_matmul")}
 rng = np.random.default_rng(17)
@@ -104,6 +105,17 @@ def test_surroundings(level: str) -> None:
     """Batches of rows, and an epilogue."""
     cases = [case_of(rows_of(2, 3, 48), "int4", 24, 16), followed(case_of(rows_of(4, 40), "int8", 19, 0, has_zero=True))]
     check(by_template(in_turn(cases, level, tuple(TEMPLATES)), level), target_of(level))
+
+
+@pytest.mark.parametrize(("level", "template"), [("avx2", "dequantized_matmul"), ("avx512vnni", "fixed_point_matmul")])
+@pytest.mark.parametrize(("dtype", "block"), [("int8", 0), ("uint4", 32)])
+def test_one_kernel_serves_all_numbers_of_rows(dtype: str, block: int, level: str, template: str) -> None:
+    target, domain = target_of(level), Domain((Dim("T", 1, 200),), {"T": 64})
+    points = {t: (case_of(rows_of(t, 96), dtype, 40, block, has_zero=bool(block)), {"T": t}) for t in (1, 2, 7, 12, 13, 64, 200)}
+    group = sized(points[64][0], {"x": ("T", 96), "y": ("T", 40)}, domain)
+    kernel = built_for(replace(group, configuration={"template": template}), target)
+    assert kernel.template == template
+    run_at(kernel, target, domain, points)
 
 
 def test_fewer_digits() -> None:
