@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pool: asyncio.Queue[Session]) -> None:
-    """Take {"tokens": [...], "n": ..., "stop": [...]}, send each token as it comes, then how it ended; who leaves ends the text."""
+    """Take {"tokens": [...], "n": ..., "stop": [...]}, send each token, then how it ended; who leaves ends the text."""
     loop, session = asyncio.get_running_loop(), await pool.get()  # waits while all sessions are taken
 
     def send(line: dict[str, int] | dict[str, str]) -> None:
