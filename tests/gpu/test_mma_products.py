@@ -257,7 +257,7 @@ def test_it_takes_what_the_matrix_unit_multiplies() -> None:
     for group, target, reason in (
         (whole, Target("cuda", "sm_80"), "does not multiply int32"),
         (plain, Target("cuda", "sm_75"), "cuda:sm_75 has no mma.sync"),
-        (plain, Target("rocm", "gfx908"), "rocm:gfx908 has no v_mfma of bfloat16"),
+        (plain, Target("rocm", "gfx908"), "rocm:gfx908 has no v_mfma or v_wmma of bfloat16"),
         (product(numbers(8, 0), numbers(0, 8)).group, Target("cuda", "sm_90"), "has nothing to multiply"),
     ):
         refused = matmul_mma_gpu.plan(group, target)
