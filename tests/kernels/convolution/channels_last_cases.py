@@ -1,4 +1,4 @@
-"""Groups whose values lie channels-last, with what torch computes of them in float64; for the tests of their kernels."""
+"""Groups whose values lie channels-last, with what torch or onnx.reference has for them in float64; for their kernels' tests."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 import torch
+from onnx.reference import ReferenceEvaluator
 from prefuse.kernels.groups.group import Group, Op
 from prefuse.runtime.precision import Precision
 from torch.nn import functional
 
-from ..harness import Case, operator, type_of
+from ..harness import OPSET, Case, operator, type_of
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _UNITS = {"float64": 1e-12, "float32": 1e-4, "float16": 2e-1}
@@ -162,14 +164,19 @@ def joined(case: Case) -> Case:
 
 
 def of_several_results(case: Case) -> Case:
-    """The same group with what its last operator reads as another result, channels-last too."""
+    """The same group of float32 with what its last operator reads as another result, channels-last too."""
     *_, last, tail = case.group.ops
     before = last.inputs[0]
     (out,) = case.group.outputs
     more = Op("Transpose", (before,), ("before",), tail.attributes)
     types = {**case.group.types, "before": case.group.types[out]}
     group = replace(case.group, ops=(*case.group.ops, more), outputs=("before", out), types=types)
-    return replace(case, group=group, label=f"{case.label} and before")
+    nodes = [onnx.helper.make_node(op.op_type, op.inputs, op.outputs, **op.attributes) for op in group.ops]
+    inputs = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, a.shape) for name, a in case.arrays.items()]
+    graph = onnx.helper.make_graph(nodes, "several", inputs, [onnx.helper.make_empty_tensor_value_info("before")])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)])
+    (exact,) = ReferenceEvaluator(model).run(None, {name: array.astype(np.float64) for name, array in case.arrays.items()})
+    return replace(case, group=group, expected=[exact, *case.expected], label=f"{case.label} and before")
 
 
 def transposed(

@@ -11,7 +11,7 @@ from prefuse.kernels.convolution.channels_last_form import channels_last_form
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import Refusal
 
-from ..harness import LEVELS, Case, check, check_in_turn, run, target_of, type_of
+from ..harness import LEVELS, Case, check, check_in_turn, target_of, type_of
 from .channels_last_cases import convolution, joined, of_several_results, pooling, transposed
 
 
@@ -185,10 +185,9 @@ def test_results_are_joined_with_others(threads: int) -> None:
 @pytest.mark.parametrize("case", [convolution((2, 8, 6, 7), 20, 3, 1, 1), transposed((2, 16, 5, 6), 24, 2, 2)])
 def test_groups_have_several_results(case: Case) -> None:
     target = target_of("avx2")
-    several = replace(of_several_results(case), expected=[case.expected[0]] * 2)
-    run([several], target)
+    several = of_several_results(case)
+    check([several], target)
     before, after = several.got
-    np.testing.assert_allclose(after, case.expected[0], case.rtol, case.atol)
     np.testing.assert_array_equal(np.maximum(before, 0), after)
     assert (before < 0).any()
 
