@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
@@ -19,45 +20,38 @@ from ..runtime.archive import ConstantSource
 from ..runtime.constants.shared import ConstantPool
 from ..runtime.errors import MemoryLimitError, UnsupportedModelError
 from ..runtime.hardware.memory_limit import MemoryLimit
-from ..runtime.plan import DIMENSIONS, STORAGE, Plan, Role
+from ..runtime.plan import DIMENSIONS, STORAGE, Plan, Role, planned_bytes
 from ..runtime.precision import Precision
-from ..runtime.profile import ASSUMED_RATE, GroupDescription, describe_groups
 from ..runtime.program_file import SharedSource, write_program
-from ..runtime.report import size
 from ..runtime.target import Target
+from .descriptions import descriptions, remark_lowering
 from .estimates.launches import predicted_us
 from .estimates.tile_unit import target_without
 from .feasible_limit import planned_within
-from .frontend.dimensions import SIZES_KEY
 from .interrupts import surfacing_interrupts
 from .ir.aliases import Aliases, is_view, may_be_alias
-from .ir.assignments.node_precision import CHOICES_KEY
 from .ir.bounds import bounded_of, trim_of
 from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
-from .ir.functions import computing_names, inline_function, is_fused, original_names
+from .ir.functions import computing_names, inline_function, is_fused
 from .ir.shared_weights import declare_shared_weights
 from .ir.states import check_states
 from .ir.validity import check_nodes
-from .lowering.gpu.device_code import few_threads
 from .lowering.groups import GroupReader
 from .lowering.kernel_objects import KernelObjects
 from .lowering.plain_weights import with_plain_weights
-from .lowering.planning import LoweredGroup, PlanDraft, aliases_of, draft_plan, launch_label
+from .lowering.planning import LoweredGroup, PlanDraft, aliases_of, draft_plan
 from .lowering.program import build_library
 from .lowering.result_copies import copy_shown_results
 from .lowering.short_programs import without_small_regions
 from .lowering.tvm_importer import TEMPLATE, import_kernel
-from .pipeline import Context, PassRecord, parse_pipeline, run_pipeline, run_plan_pipeline
-from .pipeline.grouping import lone_groups
+from .pipeline import Context, PassRecord, Whole, parse_pipeline, run_pipeline, run_plan_pipeline
 from .pipeline.pass_table import PASSES, named_pipeline
 from .programs.cache import compiler_version
 from .programs.contents import content_of
 from .programs.options import Options
 from .programs.tuning_database import Configurations
 
-_REMARKS = 1000  # lines kept of each list of the report
 _WORTH_VECTORS = 0.95  # of the time of a program by tiles: below it vectors are taken
-_FORMS = 10  # weights of several forms that the report names, the largest
 # By the keys of groups: a kernel's symbol, itself, and the names of its operands by their numbers; or why there is none.
 Kernels: TypeAlias = dict[str, tuple[str, BuiltKernel, dict[int, str]] | str]
 Progress = Callable[[str, float], None]  # what is being done, and the fraction of the whole that is behind
@@ -72,6 +66,7 @@ class PlannedModel:
     draft: PlanDraft
     plan: Plan
     context: Context
+    kernels: Whole
 
 
 @surfacing_interrupts()
@@ -102,9 +97,9 @@ def compile_model(
     objects = None if target.is_gpu else _kernel_objects(planned, output, constants)
     library = build_library(planned.plan, functions, target, profile=options.profile, objects=objects)
     tell("writing the program", 0.9)
-    described = {"name": name, **_descriptions(planned, target, has_groups=options.profile)}
+    found = descriptions(planned.model, planned.lowered, planned.draft, planned.context, has_groups=options.profile)
     sources, shared = _constant_sources(planned), _shared_sources(planned)
-    write_program(output, planned.plan, library, sources, described, shared, constants)
+    write_program(output, planned.plan, library, sources, {"name": name, **found}, shared, constants)
     tell("done", 1.0)
 
 
@@ -120,20 +115,37 @@ def plan_model(model: ir.Model, options: Options, progress: Progress | None = No
     """
     tell, known = progress or (lambda text, fraction: None), {} if known is None else known
     if options.memory_limit is None:
-        return _planned(model, options, None, tell, known)
-    original = model.clone()  # each plan within a limit changes its graph
-    return planned_within(options.memory_limit, lambda limit: _planned(original.clone(), options, limit, tell, known), tell)
+        return _planned(model, options, tell, known)
+    original = model.clone()  # each plan changes its graph
+    whole = _planned(original.clone(), options, tell, known)
+    plan = partial(_planned, options=options, tell=tell, known=known if whole.kernels.target == options.target else {})
+    return planned_within(
+        options.memory_limit,
+        planned_bytes(whole.plan),
+        lambda limit: plan(original.clone(), limit=limit, whole=whole.kernels),
+        tell,
+    )
 
 
-def _planned(model: ir.Model, options: Options, limit: MemoryLimit | None, tell: Progress, known: Kernels) -> PlannedModel:
-    """The plan within a limit in bytes. The model is changed.
+def _planned(
+    model: ir.Model,
+    options: Options,
+    tell: Progress,
+    known: Kernels,
+    limit: MemoryLimit | None = None,
+    whole: Whole | None = None,
+) -> PlannedModel:
+    """The plan, within a limit in bytes if one is given. The model is changed.
+
+    Args:
+        whole: the program without a limit; None: this is that.
 
     Raises:
         MemoryLimitError: there is none.
     """
     target = options.target
     passes = parse_pipeline(named_pipeline(options.pipeline), PASSES)
-    context = Context(target, precision=options.precision, weights=options.weights, memory_limit=limit)
+    context = Context(target, precision=options.precision, weights=options.weights, memory_limit=limit, whole=whole)
     tell("inferring shapes", 0.0)
     if options.shares_weights:
         declare_shared_weights(model)
@@ -148,35 +160,44 @@ def _planned(model: ir.Model, options: Options, limit: MemoryLimit | None, tell:
     check_states(model)  # the shapes of some are known only now
     copy_shown_results(model)
     tell("choosing kernels", 0.2)
-    lowered, aliases = _lowered(model, options, known)
+    lowered, aliases, kernels_target = _lowered(model, options, known, whole)
+    kernels = _kernels_of(model, lowered, kernels_target)
     if target.threads > 1:
         lowered = without_small_regions(lowered)
-    _remark_lowering(context, lowered, aliases)
+    remark_lowering(context, lowered, aliases)
 
     def placed(lowered: list[LoweredGroup]) -> PlannedModel:
-        draft = draft_plan(model, lowered, target, aliases, is_limited=limit is not None)
+        draft = draft_plan(model, lowered, target, aliases, is_limited=options.memory_limit is not None)
         if limit is not None:
             context.step_us = predicted_us(lowered, target)
-        return PlannedModel(model, lowered, draft, run_plan_pipeline(draft.plan, passes, context), context)
+        return PlannedModel(model, lowered, draft, run_plan_pipeline(draft.plan, passes, context), context, kernels)
 
     if limit is None:
         return placed(lowered)
     configurations = with_plain_weights(lowered, options.configurations)
     if configurations == options.configurations:
         return placed(lowered)
-    plain, _ = lower_groups(model, target, options.precision, configurations)
+    plain, _ = lower_groups(model, kernels.target, options.precision, configurations)
     return _faster(placed, lowered, plain if target.threads == 1 else without_small_regions(plain), context)
 
 
-def _lowered(model: ir.Model, options: Options, known: Kernels) -> tuple[list[LoweredGroup], Aliases]:
-    """The groups with their kernels; those of a program that would hardly use the tile unit by vectors, if that saves time."""
-    target = options.target
+def _lowered(
+    model: ir.Model, options: Options, known: Kernels, whole: Whole | None
+) -> tuple[list[LoweredGroup], Aliases, Target]:
+    """The groups with their kernels, and the target these are for: that of the whole, else the options', or that without its tile
+    unit for a program that would hardly use it, if that saves time."""
+    target = options.target if whole is None else whole.target
     found = lower_groups(model, target, options.precision, options.configurations, known)
-    if (vectors := target_without(found[0], target)) is None:
-        return found
+    if whole is not None or (vectors := target_without(found[0], target)) is None:
+        return *found, target
     other = lower_groups(model, vectors, options.precision, options.configurations)
     by_tiles, by_vectors = (sum(predicted_us(lowered, target).values()) for lowered, _ in (found, other))
-    return other if by_vectors < _WORTH_VECTORS * by_tiles else found
+    return (*other, vectors) if by_vectors < _WORTH_VECTORS * by_tiles else (*found, target)
+
+
+def _kernels_of(model: ir.Model, lowered: list[LoweredGroup], target: Target) -> Whole:
+    made = {name: item.kernel for item in lowered for name in computing_names(model, item.node)}
+    return Whole(target, {name: (one.template, one.estimate.unit) for name, one in made.items() if one.estimate is not None})
 
 
 def _faster(
@@ -346,93 +367,3 @@ def _shared_sources(planned: PlannedModel) -> list[SharedSource]:
         kind, load = draft.constants[name]
         found.append(SharedSource(name, content_of(*draft.parameters[name], kind), kind.size_bytes, load))
     return found
-
-
-def _remark_lowering(context: Context, lowered: list[LoweredGroup], aliases: Aliases) -> None:
-    """Why values are no aliases, and which kernels are as a database says."""
-    for rejection in aliases.rejections:
-        context.reject("alias", rejection)
-    for symbol, item in {item.symbol: item for item in lowered if item.group.configuration}.items():
-        context.remark("tuning", _tuning_remark(symbol, item), [item.node])
-
-
-def _descriptions(planned: PlannedModel, target: Target, *, has_groups: bool) -> dict[str, object]:
-    """What the program's manifest says of the compilation, and of its groups, which a profile names."""
-    model, lowered, context = planned.model, planned.lowered, planned.context
-    alone = lone_groups(model, [item.node for item in lowered if len(item.group.ops) == 1], context.remarks)
-    report = {**_sizes(model), **_weights(planned.draft), **_choices(model), **_report(lowered, context, alone)}
-    found: dict[str, object] = {"report": report}
-    if has_groups:
-        times = predicted_us(lowered, target)
-        if not target.is_gpu:  # whose limits nobody measures
-            found[ASSUMED_RATE] = target.machine.flops_per_second * target.threads
-        found["groups"] = describe_groups(
-            {
-                label: _description(model, item, alone, times.get(label, 0.0))
-                for item in lowered
-                for label in (launch_label(item),)
-            }
-        )
-    return found
-
-
-def _description(model: ir.Model, item: LoweredGroup, alone: Mapping[str, tuple[str, ...]], time_us: float) -> GroupDescription:
-    reasons = alone.get(str(item.node.name), ())
-    names, computing = original_names(item.node), computing_names(model, item.node)
-    return GroupDescription(names, source_of(item.node), item.kernel.refused, reasons, computing, time_us)
-
-
-def _weights(draft: PlanDraft) -> dict[str, object]:
-    """What weights take as they were given and as kernels read them, and which of them lie in memory in several forms."""
-    planned = {buffer.name: buffer.size_bytes for buffer in draft.plan.buffers if buffer.name in draft.parameters}
-    forms: dict[str, list[int]] = {}
-    given = {}
-    for name, (parameter, _) in draft.parameters.items():
-        forms.setdefault(str(parameter.name), []).append(planned[name])
-        given[parameter] = tensor_type(parameter).size_bytes
-    if not forms:
-        return {}
-    lines = [f"{size(sum(given.values()))} as they come to kernels, {size(sum(planned.values()))} as these read them"]
-    several = sorted((item for item in forms.items() if len(item[1]) > 1), key=lambda item: -sum(item[1]))
-    lines += [f"{name} lies there in {len(sizes)} forms: {', '.join(map(size, sizes))}" for name, sizes in several[:_FORMS]]
-    return {"weights": lines}
-
-
-def _sizes(model: ir.Model) -> dict[str, object]:
-    """For which sizes the model was exported."""
-    text = model.metadata_props.get(SIZES_KEY)
-    return {"sizes": text} if text else {}
-
-
-def _choices(model: ir.Model) -> dict[str, object]:
-    """How the formats of a mixed program were chosen, line by line."""
-    text = model.metadata_props.get(CHOICES_KEY)
-    return {"bits": text.splitlines()} if text else {}
-
-
-def _tuning_remark(symbol: str, item: LoweredGroup) -> str:
-    """What a configuration from a database has done to a kernel."""
-    wanted = " ".join(f"{name}={option}" for name, option in sorted(item.group.configuration.items()))
-    return f"{symbol} as measured: {wanted}" + "".join(f"; {reason}" for reason in item.kernel.ignored)
-
-
-def _report(lowered: list[LoweredGroup], context: Context, alone: Mapping[str, tuple[str, ...]]) -> dict[str, object]:
-    """What `CompiledModel.report` shows beyond the Plan: where the program is slow, what stayed alone, and what was refused."""
-    reasons = {
-        **{item.symbol: f"{TEMPLATE}{_reasons(item.kernel.refused)}" for item in lowered if item.kernel.template == TEMPLATE},
-        **{item.symbol: few for item in lowered if (few := few_threads(item.kernel))},
-    }
-    slow = [
-        f"{item.node.op_type} at {source_of(item.node)}: {reasons[item.symbol]}" for item in lowered if item.symbol in reasons
-    ]
-    lone = [
-        f"{item.node.op_type} at {source_of(item.node)}: {'; '.join(why)}"
-        for item in lowered
-        if (why := alone.get(str(item.node.name)))
-    ]
-    remarks = list(dict.fromkeys(map(str, context.remarks)))
-    return {"slow_paths": slow or "none", "groups_of_one_node": lone[:_REMARKS], "remarks": remarks[:_REMARKS]}
-
-
-def _reasons(refused: tuple[tuple[str, str], ...]) -> str:
-    return "".join(f", not {template}: {reason}" for template, reason in refused)

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ..runtime.errors import MemoryLimitError
 from ..runtime.hardware.memory_limit import MemoryLimit
-from ..runtime.plan import Plan, planned_bytes
 from ..runtime.report import size, speakable_bytes
 
 _SHARES = (0.0, 1 / 32, 1 / 8, 1 / 2)  # of what lies between the least that is possible and the whole
 _HALVINGS = 2  # of what then lies between the most that failed and what did not
 
 
-class _Planned(Protocol):
-    @property
-    def plan(self) -> Plan: ...
+P = TypeVar("P")
 
 
-P = TypeVar("P", bound=_Planned)
-
-
-def planned_within(limit: MemoryLimit, plan: Callable[[MemoryLimit | None], P], tell: Callable[[str, float], None]) -> P:
-    """The plan within a limit, which may be a share of what the program takes without one: that is planned first.
+def planned_within(limit: MemoryLimit, whole: int, plan: Callable[[MemoryLimit], P], tell: Callable[[str, float], None]) -> P:
+    """The plan within a limit.
 
     Args:
-        plan: within a limit in bytes, or without one; raises MemoryLimitError.
+        whole: bytes of the program without a limit, of which the limit may be a share.
+        plan: within a limit in bytes; raises MemoryLimitError.
 
     Raises:
         MemoryLimitError: nothing keeps within the limit. It names one that does.
     """
-    whole = planned_bytes(plan(None).plan)
     allowed = limit.of(whole)
     try:
         return plan(MemoryLimit(allowed, whole_bytes=whole))

@@ -68,6 +68,15 @@ class Prediction:
     choice: KernelChoice
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The program without a memory limit, whose bits the one within it has: the target of its kernels, which may be that of the
+    compilation without its tile unit; and template and unit of each, by the names of the nodes that it computes."""
+
+    target: Target
+    kernels: Mapping[str, tuple[str, str]]
+
+
 @dataclass(slots=True)
 class Context:
     """What the passes of one compilation share. `source` is how a reproducer refers to the model."""
@@ -78,6 +87,7 @@ class Context:
     weights: Weights | None = None  # in which weights of products are to be stored, if the user says so
     memory_limit: MemoryLimit | None = None  # of weights and activations together
     limit_bytes: int | None = None  # that is, of the first plan that was to keep within it
+    whole: Whole | None = None  # where there is a limit
     call_seconds: float = 0.0  # what a call is predicted to take within it
     step_us: Mapping[str, float] = field(default_factory=dict)  # what launches take, by their labels, where that is asked for
     remarks: list[Remark] = field(default_factory=list)

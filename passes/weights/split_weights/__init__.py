@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -77,7 +77,7 @@ class SplitWeights(Pass):
             parts = directions_of(model, node)
             for one in (node, *parts):
                 assign_operand_formats(one, formats)
-            if _are_alike(node, parts, Variant(tuple(formats.items())), context.kernels_of(model)):
+            if _are_alike(model, node, parts, Variant(tuple(formats.items())), context):
                 assign_operand_formats(node, {})
                 join_directions(model, node, parts)
                 cut = True
@@ -165,7 +165,7 @@ def _rewrite(model: ir.Model, site: _Site, pieces: Sequence[tuple[int, int]], co
     parts = [_part(model, site, begin, end) for begin, end in pieces]
     for one in (node, *parts):
         assign_operand_formats(one, formats)
-    if not _keep_kernel(site, parts, formats, context.kernels_of(model)):
+    if not _keep_kernel(model, site, parts, formats, context):
         _take_back(model, parts)
         return False
     assign_operand_formats(node, {})  # which the Concat would take over
@@ -233,21 +233,22 @@ def _take_back(model: ir.Model, parts: Sequence[ir.Node]) -> None:
     drop_unused_constants(model, used)
 
 
-def _keep_kernel(site: _Site, parts: Sequence[ir.Node], formats: Formats, ask: Ask) -> bool:
-    """Let the template that would compute the whole compute its parts; whether it does. What is gathered is copied by any."""
-    node = site.node
+def _keep_kernel(model: ir.Model, site: _Site, parts: Sequence[ir.Node], formats: Formats, context: Context) -> bool:
+    """Let the template that computes the whole compute its parts; whether it does. What is gathered is copied by any. Strassen's
+    sums of columns are of other columns in a part."""
+    node, ask = site.node, _ask(model, context)
     if node.op_type == "Gather":
         return True
     form = None if site.scaling is None else form_of(site.scaling)
-    whole = ask(node, _variant(site, formats, form))
-    if not isinstance(whole, KernelChoice):
+    whole = _kernel(node, _variant(site, formats, form), context, ask)
+    if whole is None:
         return False
     for part in parts:
-        keep_template(part, whole.template)
+        keep_template(part, whole[0])
         value = input_at(part, site.position)
         scaling = None if value is None else value.producer()
         choice = ask(part, _variant(site, formats, None if scaling is None else form_of(scaling)))
-        if not isinstance(choice, KernelChoice) or (choice.template, choice.unit) != (whole.template, whole.unit):
+        if not isinstance(choice, KernelChoice) or (choice.template, choice.unit) != whole or choice.transforms_weights:
             return False
     return True
 
@@ -259,8 +260,24 @@ def _variant(site: _Site, formats: Formats, form: StoredForm | str | None) -> Va
     return Variant(formats=tuple(formats.items()), stored=stored)
 
 
-def _are_alike(node: ir.Node, parts: Sequence[ir.Node], variant: Variant, ask: Ask) -> bool:
+def _are_alike(model: ir.Model, node: ir.Node, parts: Sequence[ir.Node], variant: Variant, context: Context) -> bool:
     """Whether one template computes a node and its parts, by the same unit."""
-    choices = [ask(one, variant) for one in (node, *parts)]
-    kinds = {(one.template, one.unit) if isinstance(one, KernelChoice) else None for one in choices}
+    ask = _ask(model, context)
+    kinds = {_kernel(node, variant, context, ask), *(_kernel(part, variant, None, ask) for part in parts)}
     return len(kinds) == 1 and None not in kinds
+
+
+def _ask(model: ir.Model, context: Context) -> Ask:
+    """Who says which kernel computes a node on the target that the whole is written for."""
+    whole = context.whole
+    if whole is None or whole.target == context.target:
+        return context.kernels_of(model)
+    return replace(context, target=whole.target, known_choices={}).kernels_of(model)
+
+
+def _kernel(node: ir.Node, variant: Variant, context: Context | None, ask: Ask) -> tuple[str, str] | None:
+    """Template and unit of a node: those that it has in the whole, where a context knows that, else those that it would have."""
+    if context is not None and context.whole is not None and (known := context.whole.kernels.get(str(node.name))) is not None:
+        return known
+    choice = ask(node, variant)
+    return (choice.template, choice.unit) if isinstance(choice, KernelChoice) else None

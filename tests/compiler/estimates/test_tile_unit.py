@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import onnx
 import pytest
 from prefuse.compiler.driver import PlannedModel, plan_model
@@ -77,3 +78,17 @@ def test_waiting_is_part_of_a_prediction() -> None:
     asleep, awake = (replace(AMX, machine=replace(AMX.machine, tile_wake_cycles=cycles)) for cycles in (7500.0, 0.0))
     (late,), (early,) = ([*predicted_us(lowered, target).values()] for target in (asleep, awake))
     assert late - early == pytest.approx(7500 / AMX.machine.ghz / 1e3)
+
+
+def test_pieces_of_a_weight_have_the_kernel_of_the_whole() -> None:
+    """By the unit the whole alone would be slower; its pieces would not."""
+    text = "main (float[12,512] x) => (float[12,256] y) { h = MatMul(x, w) y = Tanh(h) }"
+    weights = onnx.numpy_helper.from_array(np.full((512, 256), 0.125, np.float32), "w")
+    has_tiles = []
+    for more in ({}, {"memory_limit": "75%"}):
+        model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]>\n{text}')
+        model.graph.initializer.append(weights)
+        found = plan_model(import_model(model), parse_options("cpu:amx", "bfloat16", {"threads": 1, **more}))
+        has_tiles.append([uses_tiles(item.kernel) for item in found.lowered])
+    assert len(has_tiles[1]) > len(has_tiles[0]), "the limit cuts nothing"
+    assert not any(has_tiles[0] + has_tiles[1])

@@ -175,8 +175,8 @@ def of_several_results(case: Case) -> Case:
     inputs = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, a.shape) for name, a in case.arrays.items()]
     graph = onnx.helper.make_graph(nodes, "several", inputs, [onnx.helper.make_empty_tensor_value_info("before")])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)])
-    (exact,) = ReferenceEvaluator(model).run(None, {name: array.astype(np.float64) for name, array in case.arrays.items()})
-    return replace(case, group=group, expected=[exact, *case.expected], label=f"{case.label} and before")
+    exact: Any = ReferenceEvaluator(model).run(None, {name: array.astype(np.float64) for name, array in case.arrays.items()})
+    return replace(case, group=group, expected=[*exact, *case.expected], label=f"{case.label} and before")
 
 
 def transposed(

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import prefuse
 import pytest
 from prefuse.compiler.ir.assignments.kept_template import kept_template
-from prefuse.compiler.ir.assignments.kernel_choice import KernelChoice
+from prefuse.compiler.ir.assignments.kernel_choice import AS_IT_IS, KernelChoice
 from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.ir.verifier import verify_model
 from prefuse.compiler.pipeline import Context
@@ -179,4 +179,16 @@ def test_what_another_kernel_would_compute_stays_whole() -> None:
     verify_model(model)
     assert [node.op_type for node in model.graph] == ["Gemm"]
     assert set(model.graph.initializers) == names
+    assert "would multiply by pieces of w" in str(context.remarks[0])
+
+
+def test_products_by_strassens_algorithm_stay_whole() -> None:
+    """They add columns that a cut would part: pieces would have other bits."""
+    model = product(BODIES["MatMul"], 128, 512, 1024)
+    context = Context(Target.parse("cpu:avx512", threads=1), precision="float32-fast", memory_limit=MemoryLimit(percent=50))
+    choice = context.kernels_of(model)(model.graph[0], AS_IT_IS)
+    assert isinstance(choice, KernelChoice)
+    assert choice.template == "strassen_matmul"
+    assert not SplitWeights().run(model, context)
+    assert [node.op_type for node in model.graph] == ["MatMul"]
     assert "would multiply by pieces of w" in str(context.remarks[0])
