@@ -18,7 +18,7 @@ def test_random_graphs_keep_within_their_limits(turn: int) -> None:
 
 @pytest.mark.parametrize("number", [189, 439])
 def test_graphs_that_were_wrong(number: int) -> None:
-    """The limit that an error named was that of the whole, whose weights lie elsewhere without a limit, 40 bytes apart; a product by
+    """The limit that an error named was that of the whole, whose weights lie elsewhere without one, 40 bytes apart; a product by
     Strassen's algorithm was cut."""
     verdict = judge_graph((7, number))
     assert not verdict.fault, verdict.fault
