@@ -46,7 +46,7 @@ from .linalg import matmul_gpu as gpu_matmul
 from .movement import gather, injective, scatter, sequence
 from .pooling import pooling, pooling_channels_last, pooling_indices, regions
 from .recurrent import recurrent
-from .reduction import arg_reduction, normalization, reduction, rows, scan
+from .reduction import arg_reduction, normalization, reduction, rows, rows_gpu, scan
 from .reduction import normalization_gpu as gpu_normalization
 from .reduction import reduction_gpu as gpu_reduction
 from .sampling import grid_sample, resize
@@ -145,6 +145,7 @@ GPU_TEMPLATES: tuple[Template, ...] = (
     Template("gpu_matmul", gpu_matmul.plan, frozenset(["MatMul", "Gemm"])),
     Template("gpu_reduction", at_floors(gpu_reduction.build), reduction.OPERATORS),
     Template("gpu_normalization", at_floors(gpu_normalization.build), normalization.OPERATORS),
+    Template("gpu_rows", rows_gpu.plan, rows.OPERATORS, has_surroundings=True),
     _channels_last("gpu_mma_convolution", gpu_mma_convolution.plan, {"Conv"}),
     _channels_last("gpu_mma_transposed", gpu_mma_transposed.plan, {"ConvTranspose"}),
     _channels_last("gpu_depthwise", depthwise_gpu.plan, {"Conv"}),

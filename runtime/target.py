@@ -160,11 +160,6 @@ class Target:
         return not self.is_gpu or has_byte_products(self.level)
 
     @property
-    def fuses_rows(self) -> bool:
-        """Whether one kernel computes several reductions of the same rows; on a GPU a row would be the work of one thread."""
-        return not self.is_gpu
-
-    @property
     def fuses_prologues(self) -> bool:
         """Whether kernels compute the operands of their anchors where they read them; on a GPU they read them from memory."""
         return not self.is_gpu

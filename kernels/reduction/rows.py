@@ -6,6 +6,7 @@ reads again are kept in the output, if they are one, else in scratch of the thre
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -47,7 +48,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     if form.scratch_bytes > SCRATCH_BYTES:
         needs = f"{form.length} elements need {form.scratch_bytes // 1024} KiB of scratch"
         return Refusal(f"rows of {needs}, more than the {SCRATCH_BYTES // 1024} KiB that a thread keeps in cache")
-    work = hint_of(prod(form.outer) * form.length) * (pointwise_cost(form.group) + 2 * len(form.folds))
+    work = row_work(form)
     estimate = Estimate(
         row_form_cycles(form, target),
         work,
@@ -56,6 +57,11 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         streamed_overlap=1 / max(form.loops, 1),
     )
     return Candidate(with_bytes(estimate, group), partial(_build, group, form, target, work), stored_runs=form.row[-1:])
+
+
+def row_work(form: RowForm) -> int:
+    """Scalar operations of all rows, by a rough count."""
+    return hint_of(prod(form.outer) * form.length) * (pointwise_cost(form.group) + 2 * len(form.folds))
 
 
 @estimating
@@ -95,7 +101,7 @@ def _pass(form: RowForm, loop: int, machine: Machine) -> RowPass:
 def _build(group: Group, form: RowForm, target: Target, work: int) -> BuiltKernel:
     builder = new_builder(target)
     if prod(form.outer) != 0:
-        _emit(form, builder, work)
+        emit_in_turns(form, builder, work)
     return finish("rows", builder, group, flops=work, inplace=row_operands(form, group))
 
 
@@ -116,8 +122,8 @@ def row_operands(form: RowForm, group: Group) -> tuple[tuple[int, str], ...]:
     )
 
 
-def _emit(form: RowForm, builder: KernelBuilder, work: int) -> None:
-    """The rows, dealt to the threads in fixed shares."""
+def emit_in_turns(form: RowForm, builder: KernelBuilder, work: int) -> None:
+    """The rows, dealt to the threads in fixed shares; a thread computes one after the other."""
     rows = prod(form.outer)
     threads = builder.threads_for(work) if isinstance(rows, Size) else min(builder.threads_for(work), rows)
     scratch = row_scratch(form, builder, threads)
@@ -145,8 +151,8 @@ def emit_row(
     places = {name: (buffer, thread * _padded(form, name)) for name, buffer in scratch.items()}
     for name in form.group.outputs:
         if name in form.elements:
-            places[name] = _buffer(form, builder, name), row * form.length
-    _Row(form, builder, index, places, given or {}).emit()
+            places[name] = element_buffer(form, builder, name), row * form.length
+    RowLoops(form, builder, index, places, given or {}).emit()
 
 
 def _padded(form: RowForm, name: str) -> SizeLike:
@@ -155,14 +161,15 @@ def _padded(form: RowForm, name: str) -> SizeLike:
     return -(-form.length // line) * line
 
 
-def _buffer(form: RowForm, builder: KernelBuilder, name: str) -> Buffer:
+def element_buffer(form: RowForm, builder: KernelBuilder, name: str) -> Buffer:
+    """The parameter of an output."""
     kind = form.group.types[name]
     return builder.parameter(name, kind.elements, kind.dtype)
 
 
 @dataclass(frozen=True)
-class _Row:
-    """The loops over one row. `given` says how values that are already known are read."""
+class RowLoops:
+    """The loops over one row, all of it the work of one thread. `given` says how values that are already known are read."""
 
     form: RowForm
     builder: KernelBuilder
@@ -173,13 +180,17 @@ class _Row:
     def emit(self) -> None:
         self._row_values(0)
         for loop in range(self.form.loops):
-            self._loop(loop)
+            self.loop(loop)
             self._row_values(loop + 1)
 
-    def _loop(self, loop: int) -> None:
+    def once(self) -> AbstractContextManager[None]:
+        """A context in which one thread alone stores what there is one of for a row."""
+        return nullcontext()
+
+    def loop(self, loop: int) -> None:
         """One loop over the row: stores outputs and kept values, and accumulates reductions."""
         form, builder = self.form, self.builder
-        folds = [op for op in form.folds if form.levels[op.inputs[0]] == loop]
+        folds = self.folds(loop)
         *outer, last = form.row
         widest = min(builder.lanes(form.group.types[name].dtype) for name in self._typed(folds, loop))
         lanes, slots = block_slots(widest, last, is_row=True)
@@ -198,10 +209,18 @@ class _Row:
 
         def along(inner: Index) -> None:
             (whole or block(inner)).walk(
-                lambda slot, offset, number: self._element(targets, folds, totals, slot, offset, (*inner, number))
+                lambda slot, offset, number: self.element(targets, folds, totals, slot, offset, (*inner, number))
             )
 
         nest(builder, outer, along)
+        self.end_loop(across, targets, folds, totals)
+
+    def folds(self, loop: int) -> list[Op]:
+        """The reductions of what a loop computes."""
+        return [op for op in self.form.folds if self.form.levels[op.inputs[0]] == loop]
+
+    def end_loop(self, across: Block, targets: list[str], folds: list[Op], totals: list[Buffer]) -> None:
+        """Bring the accumulators of each reduction together, and let what the loop has computed be read."""
         for op, total in zip(folds, totals, strict=True):
             across.bring_together(total, FOLDS[op.op_type].combine)
             self.given[op.outputs[0]] = _element_of(total)
@@ -211,7 +230,7 @@ class _Row:
         """The values whose types bound the lanes of a loop."""
         return [*self.form.targets(loop), *(op.inputs[0] for op in folds), *(op.outputs[0] for op in folds)]
 
-    def _element(self, targets: list[str], folds: list[Op], totals: list[Buffer], slot: Expr, offset: Expr, inner: Index) -> None:
+    def element(self, targets: list[str], folds: list[Op], totals: list[Buffer], slot: Expr, offset: Expr, inner: Index) -> None:
         """The body of a loop at one element of the row."""
         values = _Values(self.form.group, self.builder, dict(self.given))
         shape = (*self.form.outer, *self.form.row)
@@ -249,7 +268,9 @@ class _Row:
                 builder.store(local, 0, _Values(group, builder, self.given).read(name, index))
                 self.given[name] = _element_of(local)
             if name in group.outputs:
-                builder.store(_buffer(form, builder, name), row_major(index, group.types[name].shape), self.given[name](index))
+                with self.once():
+                    at = row_major(index, group.types[name].shape)
+                    builder.store(element_buffer(form, builder, name), at, self.given[name](index))
 
     def _row_index(self, name: str) -> Index:
         form = self.form

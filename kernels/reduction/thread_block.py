@@ -85,6 +85,13 @@ class ThreadBlock(Block):
             body((*outer, run * count + e), vector * count + e)
 
 
+def threads_of_rows(builder: GpuBuilder, dtypes: Iterable[str] | None, length: int) -> tuple[int, int]:
+    """How many neighbours a thread takes of rows of so many elements, of tensors of these types that lie row after row (None:
+    they do not), and how many threads, a power of two, share a row."""
+    count = 1 if dtypes is None else builder.vector_count(dtypes, length)
+    return count, min(BLOCK_THREADS, 1 << max(length // count - 1, 31).bit_length())
+
+
 def emit_rows(
     builder: GpuBuilder,
     extents: Sequence[int],
@@ -98,8 +105,7 @@ def emit_rows(
     `dtypes` are those of tensors of its elements.
     """
     length = prod(loop.extent for loop in reduced)
-    count = builder.vector_count(dtypes, length) if reduced and is_one(reduced[-1].stride) else 1
-    threads = min(BLOCK_THREADS, 1 << max(length // count - 1, 31).bit_length())
+    count, threads = threads_of_rows(builder, dtypes if reduced and is_one(reduced[-1].stride) else None, length)
     with builder.blocks(prod(extents), threads) as (block, thread):
         index = bound_unravel(builder, block, extents)
         compute(ThreadBlock(builder, 1, 1, True, builder.bind(base(index)), reduced, index, thread, threads, count))

@@ -21,6 +21,7 @@ _NAMED_OPS = 6  # a function of more nodes is named by its first ones and their 
 _MIN_LENGTH = 8  # elements of a row; shorter ones fill no vector
 _SOFTMAX_OPSET = 13  # from which on Softmax is over one dimension
 _SERIAL_ELEMENTS = 1 << 14  # that one thread may compute alone
+_BLOCKS, _BLOCK_ELEMENTS = 32, 1 << 13  # fewer rows of more elements leave a GPU without work, which pointwise nodes alone share
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class FuseRows(Pass):
             rows = rows_of(seed)
             if rows is None or seed in taken:
                 continue
-            product = product_before(seed, claimed)
+            product = None if context.target.is_gpu else product_before(seed, claimed)
             if product is None and not _has_neighbours(seed):
                 continue
             if (rejection := _obstacle(seed, rows, context.target)) is not None:
@@ -88,6 +89,8 @@ class FuseRows(Pass):
 def _spell_columns(model: ir.Model, context: Context) -> bool:
     """Spell those products by one column as sums over rows whose rows can be computed together; return whether there are any."""
     changed = False
+    if context.target.is_gpu:  # products by a column share k among blocks there
+        return changed
     for node in [node for node in model.graph if is_by_column(node)]:
         fault = column_fault(node) or _obstacle(node, summed_rows(node), context.target)
         if fault is not None:
@@ -104,10 +107,10 @@ def _obstacle(seed: ir.Node, rows: Rows, target: Target) -> Rejection | None:
     def no(reason: str) -> Rejection:
         return Rejection(f"nothing computed in the rows of {seed.op_type}: {reason}", (seed,))
 
-    if not target.fuses_rows:
-        return no("on a GPU a row would be the work of one thread")
     if not rows.number or rows.length < _MIN_LENGTH:
         return no(f"{rows.length} elements are too few")
+    if target.is_gpu and rows.number < _BLOCKS and rows.length > _BLOCK_ELEMENTS:
+        return no(f"{rows.number} rows are the work of as many thread blocks, and most of a GPU would wait")
     if rows.number < target.threads and rows.number * rows.length > _SERIAL_ELEMENTS:
         return no(f"{rows.number} rows leave threads without work, which pointwise nodes alone would share")
     return None

@@ -14,9 +14,10 @@ from math import prod
 from .....runtime.errors import CompileError
 
 LDS_BYTES = 64 << 10  # of a block
+_ALIGNMENT = 16  # of an array that names none
 _NAME = r"[\w.$]+"
 _KERNEL = re.compile(rf"^define (?:dllexport )?amdgpu_kernel void @({_NAME})\((.*?)\)[^()]*\{{$")
-_LDS_ARRAY = re.compile(rf"^@({_NAME}) = .*addrspace\(3\) global (\[.*\]) (?:undef|poison).*align (\d+)")
+_LDS_ARRAY = re.compile(rf"^@({_NAME}) = .*addrspace\(3\) global (\[.*\]) (?:undef|poison)(?:.*align (\d+))?")
 _ACCESS = re.compile(r"^(\s*)(?:(%\S+) = load|store) (?:(.+), )?ptr addrspace\(([13])\) (.+), align (\d+)(?:, ![\w.]+ !\d+)*$")
 # What would touch LDS unseen: anything but plain loads and stores, and pointers that do not say what they point to.
 _UNSEEN = re.compile(r"\b(?:load|store|atomicrmw|cmpxchg|addrspacecast|@llvm\.mem\w+)\b.*addrspace\(3\)")
@@ -56,7 +57,9 @@ def host_ir(source: str) -> str:
     Raises:
         CompileError: the source has what the simulator does not know.
     """
-    arrays = {one[1]: (_size_bytes(one[2]), int(one[3])) for one in map(_LDS_ARRAY.match, source.splitlines()) if one}
+    arrays = {
+        one[1]: (_size_bytes(one[2]), int(one[3] or _ALIGNMENT)) for one in map(_LDS_ARRAY.match, source.splitlines()) if one
+    }
     lines: list[str] = []
     kernel: list[str] = []
     for line in source.splitlines():
