@@ -193,7 +193,7 @@ class Size:
             return self._with(other, lambda a, b: a % b)
         if isinstance(other, int) and all(factor % other == 0 for factor in self.terms.values()):
             return 0
-        return _atom(self.domain, "%", self, other)
+        return _atom("%", self, other)
 
     def __truediv__(self, other: Any) -> Any:
         if _terms(other) is None or ESTIMATING.get():
@@ -204,7 +204,7 @@ class Size:
         return _quotient(other, self) if isinstance(other, int) else self._with(other, lambda a, b: b // a)
 
     def __rmod__(self, other: Any) -> Any:
-        return _atom(self.domain, "%", other, self) if isinstance(other, int) else self._with(other, lambda a, b: b % a)
+        return _atom("%", other, self) if isinstance(other, int) else self._with(other, lambda a, b: b % a)
 
     def __rtruediv__(self, other: Any) -> Any:
         return self._with(other, lambda a, b: b / a)
@@ -396,9 +396,7 @@ def _quotient(a: SizeLike, b: SizeLike) -> SizeLike:
         return -((b - 1 - a) // b)  # -(-a // b), which is how one rounds up, has no negative numbers then
     if isinstance(a, Size) and isinstance(b, Size) and len(b.terms) == 1 and (exact := _exact(a, b)) is not None:
         return exact
-    domain = a.domain if isinstance(a, Size) else b.domain if isinstance(b, Size) else None
-    assert domain is not None
-    return _atom(domain, "//", a, b)
+    return _atom("//", a, b)
 
 
 def _exact(a: Size, b: Size) -> SizeLike | None:
@@ -422,29 +420,30 @@ def _exact(a: Size, b: Size) -> SizeLike | None:
 def _either(operator: str, a: SizeLike, b: SizeLike) -> SizeLike:
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b) if operator == "min" else max(a, b)
-    domain = a.domain if isinstance(a, Size) else b.domain if isinstance(b, Size) else None
-    assert domain is not None
+    domain = _domain_of(a, b)
     lower = values_of(a) <= values_of(b) if operator == "min" else values_of(a) >= values_of(b)
     for chosen, outcomes in ((a, lower), (b, ~lower)):
         if np.broadcast_to(outcomes, domain.alive.shape)[domain.alive].all():
             return chosen
-    return _atom(domain, operator, a, b)
+    return _atom(operator, a, b)
 
 
-def _atom(domain: Domain, operator: str, a: SizeLike, b: SizeLike) -> SizeLike:
+def _domain_of(a: SizeLike, b: SizeLike) -> Domain:
+    (domain, *_) = (one.domain for one in (a, b) if isinstance(one, Size))
+    return domain
+
+
+def _atom(operator: str, a: SizeLike, b: SizeLike) -> SizeLike:
     """What is no polynomial of its operands. Raises SymbolicSizeError for a division by what may be 0."""
     if operator in ("//", "%") and not np.all(values_of(b)):
         raise SymbolicSizeError(f"{a} {operator} {b}, which may be 0")
-    text = f"({a}) {operator} ({b})" if operator in ("//", "%") else f"{operator}({a}, {b})"
-    text = f"({text})" if operator in ("//", "%") else text
+    text = f"(({a}) {operator} ({b}))" if operator in ("//", "%") else f"{operator}({a}, {b})"
+    domain = _domain_of(a, b)
     domain.atoms.setdefault(text, (operator, a, b))
     return _settled(Size(domain, {(text,): 1}))
 
 
 def _text(terms: Mapping[tuple[str, ...], int]) -> str:
     """Canonical, and a Python expression."""
-    parts = []
-    for atoms, factor in sorted(terms.items(), reverse=True):
-        factors = [*([str(factor)] if factor != 1 or not atoms else []), *atoms]
-        parts.append("*".join(factors))
-    return " + ".join(parts)
+    ordered = sorted(terms.items(), reverse=True)
+    return " + ".join("*".join([*([str(factor)] if factor != 1 or not atoms else []), *atoms]) for atoms, factor in ordered)
