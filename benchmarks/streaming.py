@@ -8,9 +8,8 @@ kernels' time beside a reader that reads as many bytes, and of the copies' time 
 from __future__ import annotations
 
 import json
-import mmap
+import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -23,9 +22,13 @@ import numpy as np
 import prefuse
 from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE
 from prefuse.compiler.programs.specialize import SpecializedModel
+from prefuse.runtime.cpu_device import CpuArena
 from prefuse.runtime.errors import CompileError
 from prefuse.runtime.executor import CompiledModel
-from prefuse.runtime.plan import COMPUTE, Copy, planned_bytes
+from prefuse.runtime.plan import SCRATCH, planned_bytes
+from prefuse.runtime.streaming.copier import Copier, Fetch, Leave, Return
+from prefuse.runtime.streaming.scratch import Scratch
+from prefuse.runtime.streams import copy_streams
 from rich.console import Console
 from rich.table import Table
 
@@ -56,26 +59,20 @@ class Streamed:
 
 
 class Copies:
-    """The copies of a program from its file, without its kernels."""
+    """The copies of a program from its file, and those of activations that leave memory and return, without its kernels."""
 
     def __init__(self, net: CompiledModel) -> None:
-        assert net.program.storage is not None
-        self._storage = net.program.storage
-        offsets = {buffer.name: buffer.offset or 0 for buffer in net.plan.buffers}
-        copies = [step for step in net.plan.steps if isinstance(step, Copy) and step.stream != COMPUTE]
-        self._pieces = [(offsets[step.source.buffer], step.source.size_bytes) for step in copies]
-        self.size_bytes = sum(size for _, size in self._pieces)
-        memory = mmap.mmap(-1, net.plan.space("arena").size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        self._memory = memoryview(memory)
+        plan, streams = net.plan, copy_streams(net.plan)
+        arena = CpuArena(plan.space("arena").size_bytes).memory
+        scratch = Scratch([Path(tempfile.gettempdir())], sum(one.size_bytes for one in plan.spaces if one.name == SCRATCH))
+        self._copier = Copier(streams, net.program.storage, arena, scratch)
+        moves = [one for stream in streams.operations for one in stream if isinstance(one, Fetch | Leave | Return)]
+        self._moves = sorted(moves, key=lambda move: move.step)
+        self.size_bytes = sum(move.size_bytes for move in moves)
 
     def __call__(self) -> None:
-        begin = 0
-        for offset, size in self._pieces:
-            begin = 0 if begin + size > len(self._memory) else begin
-            self._storage.read(offset, self._memory[begin : begin + size])
-            begin += size
+        for move in self._moves:
+            self._copier.move(move)
 
 
 def measure(model: str, precision: str, limit: str, threads: int, rounds: int, small: bool) -> Streamed:

@@ -110,7 +110,7 @@ class Copier:
         if self._scratch is not None:
             self._scratch.provide()
         self._prime()
-        call = _Call(self._move, self._arena, self.events)
+        call = _Call(self.move, self._arena, self.events)
         self._calls.append(call)
         try:
             call.start(self._streams)
@@ -127,8 +127,8 @@ class Copier:
         self._is_primed = True
         return sorted(call.times, key=lambda one: one.begin_ns)
 
-    def _move(self, move: Move) -> None:
-        """Raises StorageError."""
+    def move(self, move: Move) -> None:
+        """Make one copy. Raises StorageError."""
         memory = self._arena[move.offset : move.offset + move.size_bytes]
         match move:
             case Fetch():
@@ -145,7 +145,7 @@ class Copier:
         """Fill the slots, unless the last call has; until this one is over nothing is known of them."""
         if not self._is_primed:
             for fetch in self._streams.for_next:
-                self._move(fetch)
+                self.move(fetch)
         self._is_primed = False
 
     def _finish(self) -> None:
