@@ -55,15 +55,24 @@ class _Merging:
     ask: Ask
     places: dict[ir.Node, int] = field(default_factory=dict)
     last_small: dict[str, ir.Node] = field(default_factory=dict)  # by shape, the last small pointwise group
+    rejected: set[Rejection] = field(default_factory=set)
 
     def run(self) -> bool:
-        self.places = {node: place for place, node in enumerate(self.model.graph)}
+        """Merge until nothing merges: what has been merged is no longer between others."""
         changed = False
-        for node in tuple(self.places):
-            if self._is_pointwise(node):
-                changed |= self._merge_with_earlier(node)
+        while self._merge_in_order():
+            changed = True
         if changed:
             drop_uncalled_groups(self.model)
+        return changed
+
+    def _merge_in_order(self) -> bool:
+        self.places = {node: place for place, node in enumerate(self.model.graph)}
+        self.last_small.clear()
+        changed = False
+        for node in [node for node in self.places if self._is_pointwise(node)]:
+            if node in self.places:
+                changed |= self._merge_with_earlier(node)
         return changed
 
     def _merge_with_earlier(self, node: ir.Node) -> bool:
@@ -75,13 +84,19 @@ class _Merging:
             if reason := self._fault(first, second):
                 if self._has_outlet(first):
                     rejection = Rejection(f"{second.op_type} not merged with {first.op_type}: {reason}", (first, second))
-                    self.context.reject(self.limits.name, rejection)
+                    self._reject(rejection)
                 continue
             node = self._merge(first, second)
             changed = True
         if self._is_small(node):
             self.last_small[str(node.outputs[0].shape)] = node
         return changed
+
+    def _reject(self, rejection: Rejection) -> None:
+        """Record a refusal, once in all trips over the graph."""
+        if rejection not in self.rejected:
+            self.rejected.add(rejection)
+            self.context.reject(self.limits.name, rejection)
 
     def _partners(self, node: ir.Node) -> Iterator[ir.Node]:
         """Earlier groups, those that share most bytes first: whose result `node` reads, who read what it reads, small ones."""
