@@ -263,7 +263,8 @@ def _panel_prefetch(
     panel_bytes = steps * tile.columns * panel.item_bytes
     panels = ceil(product.plane.columns / tile.columns)
     if tile.rows < _PREFETCHING_ROWS:
-        is_far = panel.item_bytes <= _NARROW_BYTES and panel_bytes * panels > _NEAR_BYTES
+        widened = product.format.k_pack if product.format.unit == "fma" else 1  # numbers of a word that are multiplied one by one
+        is_far = panel.item_bytes <= _NARROW_BYTES * widened and panel_bytes * panels > _NEAR_BYTES
         return (lambda ks: panel.prefetch(builder, ks[0], _NARROW_AHEAD_BYTES)) if is_far else None
     is_shared = parts >= _SHARING_TILES and panel_bytes * panels > _NEAR_BYTES and panel_bytes <= _PANEL_BYTES
 
