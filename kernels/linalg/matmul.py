@@ -175,12 +175,12 @@ class MatMulKernel:
             tile,
             self.format,
             rows,
-            self._in_place(b) if panels is None else self._wide(wide) if wide else self._panels(b, tile.columns, panels),
+            self._in_place(b) if panels is None else self._panels(b, tile.columns, panels, wide),
             self.store(is_corrected=True),
             a_padded=packs_a,
             b_padded=padded,
             shares_b=self.shares_b,
-            panel=self.panel_of_b(panels, self.k_steps, tile.columns) if wide is None and (packs_b or k_pack > 1) else None,
+            panel=self._panel_of(panels, wide, tile) if packs_b or k_pack > 1 else None,
             first=self._first_sums(tile.columns),
             is_short=has_short_epilogue(self.group, self.format),
         )
@@ -346,25 +346,23 @@ class MatMulKernel:
                 builder.dynamic_vector_loop(0, columns, builder.lanes("int32"), word)
         return staged
 
-    def _panels(self, side: Side, tile: int, buffer: Buffer) -> Load:
-        """The loads of a packed operand that multiply-adds take."""
+    def _panels(self, side: Side, tile: int, buffer: Buffer, wide: SharedPanels | None = None) -> Load:
+        """The loads of a packed operand that multiply-adds take; of `wide` ones by tiles of several panels."""
         panels = ceil(side.lines / tile)
 
         def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
             matrix = side.matrix_of(self.batch, batch)
-            element = buffer[((matrix * panels + panel) * self.k_steps + ks[0]) * tile + line]
+            place = ((matrix * panels + panel) * self.k_steps + ks[0]) * tile + line
+            element = wide.element(matrix, panel, line, ks[0]) if wide else buffer[place]
             return element if self.format.k_pack > 1 or side.name not in self.packed else self._number(side, element)
 
         return load
 
-    def _wide(self, panels: SharedPanels) -> Load:
-        """The loads of shared weights by tiles of several panels."""
-
-        def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
-            element = panels.element(self.b.matrix_of(self.batch, batch), panel, line, ks[0])
-            return element if self.format.k_pack > 1 else self._number(self.b, element)
-
-        return load
+    def _panel_of(self, buffer: Buffer, wide: SharedPanels | None, tile: Tile) -> Callable[[Expr, Expr], Panel]:
+        """The place of what a register tile reads of packed B, which may be several panels."""
+        if wide is None:
+            return self.panel_of_b(buffer, self.k_steps, tile.columns)
+        return lambda batch, number: wide.panel(self.builder, self.b.matrix_of(self.batch, batch), number)
 
     def panel_of_b(self, buffer: Buffer, depth: int, tile: int) -> Callable[[Expr, Expr], Panel]:
         """The place of each packed panel of B in a buffer; a panel has `depth` rows of `tile` columns."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from ..codegen.builder import Buffer, Expr
+from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..microkernels.packing import SHARED_VECTORS
-from ..microkernels.register_tile import Tile
+from ..microkernels.register_tile import Panel, Tile
 
 
 def tiles_over_panels(tiles: dict[str, Tile], few_rows: int) -> dict[str, Tile]:
@@ -25,7 +25,7 @@ class SharedPanels:
     """B in a buffer: `count` panels of `steps` rows of `width` elements for each matrix, read by tiles of `columns`. Behind the
     last panel a tile reads that one again, for columns that are not stored.
 
-    Nothing is prefetched: several panels are as many streams, which hardware follows by itself."""
+    Each panel is a stream of its own, which is prefetched as a single one is."""
 
     buffer: Buffer
     count: int
@@ -38,3 +38,8 @@ class SharedPanels:
         panel = tirx.min(tile * (self.columns // self.width) + tirx.floordiv(column, self.width), self.count - 1)
         place = (matrix * self.count + panel) * (self.steps * self.width)
         return self.buffer[place + step * self.width + tirx.floormod(column, self.width)]
+
+    def panel(self, builder: KernelBuilder, matrix: Expr, tile: Expr) -> Panel:
+        """The panels that a tile reads."""
+        streams, apart = self.columns // self.width, self.steps * self.width
+        return Panel(self.buffer, builder.bind((matrix * self.count + tile * streams) * apart), self.columns, streams, apart)

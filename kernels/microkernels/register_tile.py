@@ -72,11 +72,14 @@ class Plane:
 
 @dataclass(frozen=True)
 class Panel:
-    """A packed panel of B: contiguous rows of `columns` elements, from element `base` of a buffer on."""
+    """A packed panel of B: contiguous rows of `columns` elements, from element `base` of a buffer on; or `streams` narrower ones
+    with a share of the columns each, `apart` elements from one to the next."""
 
     buffer: Buffer
     base: Expr
     columns: int
+    streams: int = 1
+    apart: int = 0
 
     @property
     def item_bytes(self) -> int:
@@ -85,9 +88,9 @@ class Panel:
 
     def prefetch(self, builder: KernelBuilder, row: Expr, ahead_bytes: int = _AHEAD_BYTES) -> None:
         """Prefetch the row so many bytes after `row`; beyond the panel's end, too, as prefetches never fault."""
-        ahead = max(ahead_bytes // (self.columns * self.item_bytes), 1)
-        for column in range(0, self.columns, LINE_BYTES // self.item_bytes):
-            builder.prefetch(self.buffer[self.base + (row + ahead) * self.columns + column])
+        ahead, width = max(ahead_bytes // (self.columns * self.item_bytes), 1), self.columns // self.streams
+        for stream, column in nest(range(self.streams), range(0, width, LINE_BYTES // self.item_bytes)):
+            builder.prefetch(self.buffer[self.base + (row + ahead) * width + (stream * self.apart + column)])
 
     def prefetch_next(self, builder: KernelBuilder, row: Expr, rows: int, part: Expr, parts: int) -> None:
         """Prefetch the next panel into L2 while this one of `rows` rows is read: at `row`, tile `part` of the `parts` row tiles

@@ -149,11 +149,12 @@ def test_a_row_of_nan_stays_in_its_row(level: str) -> None:
     np.testing.assert_array_equal(np.isnan(case.got[0]), expected)
 
 
-def test_pairs_of_one_row_are_asked_for_ahead_where_they_are_widened() -> None:
-    """Five instructions a cache line leave a core too few lines in flight."""
-    group = replace(product((1, 768), (768, 4096), narrow="b").group, precision="bfloat16")
+@pytest.mark.parametrize("shares", [False, True])
+def test_pairs_of_one_row_are_asked_for_ahead_where_they_are_widened(shares: bool) -> None:
+    """Five instructions a cache line leave a core too few lines in flight. Of shared weights a tile reads several panels."""
+    group = replace(product((1, 768), (768, 4096), narrow="b").group, precision="bfloat16", shares_weights=shares)
     built = build_kernel(group, Target.parse("cpu:avx512bf16,threads=2,machine=sapphire-rapids"))
     assert isinstance(built, BuiltKernel)
     assert built.template == "matmul"
     assert "k_pack=2" in str(built.operands)
-    assert "prefetch" in built.function.script()
+    assert built.function.script().count("prefetch") == 8  # 128 columns of pairs
