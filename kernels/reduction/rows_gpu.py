@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
+import numpy as np
 from tvm import tirx
 
 from ...runtime.symbolic.sizes import Size
 from ...runtime.target import Target
 from ..codegen.gpu_builder import GpuBuilder
+from ..codegen.grids import BLOCK_THREADS
 from ..groups.group import Group
 from ..template.contract import BuiltKernel, Candidate, Refusal, at_floors
 from ..template.kernel import finish, new_builder
@@ -25,7 +27,7 @@ from .row_schedule import RowForm, row_form
 from .rows import RowLoops, element_buffer, emit_in_turns, row_work
 from .thread_block import SHORT_ROW, ThreadBlock, threads_of_rows
 
-_SHARED_BYTES = 32 * 1024  # of a block, for what later loops read: above it, values are computed again
+_SHARED_BYTES = 40 * 1024  # of a block, of 48 KiB: what later loops read, which is computed again above it, and sums of threads
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
@@ -35,14 +37,22 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         return form
     if isinstance(prod((*form.outer, *form.row)), Size):
         return Refusal("a call decides how long rows are, or how many")
+    if _bytes_of_sums(form) > _SHARED_BYTES:
+        return Refusal(f"{len(form.folds)} reductions have more sums than a block's shared memory holds")
     return at_floors(partial(_build, form=_recomputing(form)))(group, target)
 
 
 def _recomputing(form: RowForm) -> RowForm:
     """The form that keeps nothing but outputs, where the rest is too large for shared memory."""
-    if form.scratch_bytes <= _SHARED_BYTES or form.length < SHORT_ROW:
+    if form.scratch_bytes + _bytes_of_sums(form) <= _SHARED_BYTES or form.length < SHORT_ROW:
         return form
     return replace(form, kept={name: loop for name, loop in form.kept.items() if name in form.group.outputs})
+
+
+def _bytes_of_sums(form: RowForm) -> int:
+    """What the threads of a block bring together: one number each, for each reduction."""
+    types = (np.dtype(form.group.types[op.outputs[0]].dtype) for op in form.folds)
+    return sum(BLOCK_THREADS * kind.itemsize for kind in types)
 
 
 def _build(group: Group, target: Target, form: RowForm) -> BuiltKernel:

@@ -12,6 +12,7 @@ import pytest
 from prefuse.kernels.codegen.grids import DeviceFunction
 from prefuse.kernels.groups.configuration import TEMPLATE
 from prefuse.kernels.reduction import rows_gpu
+from prefuse.kernels.template.contract import Refusal
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.target import Target
 
@@ -66,9 +67,13 @@ def shared_arrays(case: Case) -> int:
 def test_what_shared_memory_does_not_hold_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = by_rows(residual_norm(3, 300, outputs="y"))
     kept = shared_arrays(case)
-    monkeypatch.setattr(rows_gpu, "_SHARED_BYTES", 1000)
+    monkeypatch.setattr(rows_gpu, "_SHARED_BYTES", 3000)
     assert shared_arrays(case) == kept - 1
     check([case], tmp_path)
+    monkeypatch.setattr(rows_gpu, "_SHARED_BYTES", 2000)
+    refused = rows_gpu.plan(case.group, CUDA)
+    assert isinstance(refused, Refusal)
+    assert "2 reductions have more sums" in refused.reason
 
 
 @pytest.mark.parametrize("target", ["cuda-sim", "rocm-sim:gfx942"])
