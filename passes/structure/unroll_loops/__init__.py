@@ -23,6 +23,7 @@ from .decided import undecided_node
 from .iterations import Unroller
 from .trips import trip_count
 
+_MOST_WALKS = 8
 Unroll = Callable[[ir.Node, Scope, int], Replacement | Rejection]
 
 
@@ -49,7 +50,10 @@ class UnrollLoops(Pass):
         loops = {op_type: (_rule(unroll, self.max_nodes),) for op_type, unroll in _UNROLLED.items()}
         rules = RuleTable.of((*BEFORE_FOLDING, loops), AFTER_FOLDING)
         scope = Scope.with_limit(model, self.fold_limit_kib * 1024)
-        return Walk(scope, context, self.name, rules).run()
+        walks = 0
+        while walks < _MOST_WALKS and Walk(scope, context, self.name, rules).run():
+            walks += 1  # types behind a loop may be known only when it has been unrolled
+        return walks > 0
 
 
 def unroll_loop(node: ir.Node, scope: Scope, max_nodes: int) -> Replacement | Rejection:
