@@ -32,8 +32,8 @@ from ..formats import bfloat16, int8
 from ..formats.format import BF16_DOT, F32, Format, format_for
 from ..formats.multiply_add import factor
 from ..groups.group import Group
-from ..microkernels.packing import PackPanels, PackSums, pack_in_kernel
-from ..microkernels.register_tile import Panel, Tile, split_options, sum_tile
+from ..microkernels.packing import PackPanels, PackSums, Panel, pack_in_kernel
+from ..microkernels.register_tile import Tile, split_options, sum_tile
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, has_short_epilogue, machine_of, new_builder
 from ..template.values import GroupValues
@@ -53,6 +53,7 @@ _BYTES, _EACH_BYTE = 4, 0x01010101  # of a word
 _ORDERS = {  # of the loops around a register tile, outermost first
     "by line": ("image", "line", "group", "n", "m"),
     "by panel": ("group", "n", "image", "line", "m"),
+    "by image": ("image", "group", "n", "line", "m"),
     "by position": ("image", "line", "group", "m", "n"),
 }
 
@@ -209,7 +210,7 @@ class _Convolution:
             return 0
         panels = -(-outputs // tile.columns)
         extents = {"image": images, "line": lines, "group": self.groups, "m": -(-rows // tile.rows), "n": panels}
-        order = builder.choose("order", self._orders(prod(depth), outputs))
+        order = builder.choose("order", self._orders(tile.columns))
         product = _Product(
             image, weights, tile, depth, rows, extents, self._prefetched(order, extents, prod(depth) * tile.columns), first_sums
         )
@@ -228,13 +229,13 @@ class _Convolution:
         return is_short and is_run and not self._skips(len(window.kernel) - 1, 1)
 
     def _prefetched(self, order: tuple[str, ...], extents: Mapping[str, int], panel: int) -> str:
-        """What tiles prefetch while they read a panel of `panel` weights: "next" (their share of the next panel into L2), "soon"
-        (rows further on in this panel), or "" (nothing)."""
+        """What tiles prefetch while they read a panel of `panel` weights: their share of the next panel into L2, all together
+        ("next") or those of each image ("next of image"), rows further on in this panel ("soon"), or nothing ("")."""
         size_bytes = self.form.inner.types[self.anchor.inputs[1]].size_bytes
         is_line = extents["image"] * extents["line"] == 1
-        is_by_panel = order == _ORDERS["by panel"] or (is_line and order == _ORDERS["by line"])  # all positions by one panel
-        if is_by_panel and prefetches_next(size_bytes, _BYTES * panel, self.target.machine):
-            return "next"
+        is_by_panel = order == _ORDERS["by panel"] or (is_line and order == _ORDERS["by line"])
+        if (is_by_panel or order == _ORDERS["by image"]) and prefetches_next(size_bytes, _BYTES * panel, self.target.machine):
+            return "next" if is_by_panel else "next of image"
         return "soon" if size_bytes > _FAR_BYTES else ""
 
     def _tile(self, product: _Product, place: dict[str, Expr]) -> None:
@@ -292,11 +293,13 @@ class _Convolution:
     def _panel_prefetch(self, product: _Product, panel: Panel, place: dict[str, Expr]) -> Callable[[Index], None] | None:
         """The prefetches of each step over k of the tile at `place`, if any."""
         builder, depth, extents = self.builder, product.depth, product.extents
-        if product.prefetched != "next":
+        if not product.prefetched.startswith("next"):
             return (lambda ks: panel.prefetch(builder, row_major(ks, depth))) if product.prefetched else None
-        part = builder.bind((place["image"] * extents["line"] + place["line"]) * extents["m"] + place["m"])
-        parts = extents["image"] * extents["line"] * extents["m"]
-        return lambda ks: panel.prefetch_next(builder, row_major(ks, depth), prod(depth), part, parts)
+        axes = ("image", "line", "m") if product.prefetched == "next" else ("line", "m")
+        part = builder.bind(row_major([place[axis] for axis in axes], [extents[axis] for axis in axes]))
+        parts = prod(extents[axis] for axis in axes)
+        prefetch = panel.prefetch_next(builder, prod(depth), part, parts)
+        return lambda ks: prefetch(row_major(ks, depth))
 
     def _skips(self, axis: int, run: int) -> bool:
         """Whether skipping the taps of an axis that read only padding pays, for tiles of `run` positions along it."""
@@ -329,9 +332,11 @@ class _Convolution:
             return word
         return tirx.Select(number == taps // 2, word & tirx.const(0xFFFF, "int32"), word) if taps % 2 else word
 
-    def _orders(self, depth: int, outputs: int) -> dict[str, tuple[str, ...]]:
-        """The orders of the loops around a tile by name, the best first."""
-        own = loop_order(self.form.inner.types[self.anchor.inputs[1]].size_bytes, depth, outputs)
+    def _orders(self, columns: int) -> dict[str, tuple[str, ...]]:
+        """The orders of the loops around a tile of so many output channels by name, the best first."""
+        one, k_pack = extents_of(self.form), self.format.k_pack
+        words = in_words_of_taps(one, k_pack) if self.packs_taps else in_words(one, k_pack)
+        own = loop_order(words, columns, self.format.machine(machine_of(self.target, self.accumulator)))
         return {name: _ORDERS[name] for name in dict.fromkeys((own, *_ORDERS))}
 
     def _is_flat(self) -> bool:

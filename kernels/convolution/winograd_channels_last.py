@@ -29,7 +29,8 @@ from ..formats.bfloat16 import rounded, word_at
 from ..formats.format import BF16_DOT, F32
 from ..formats.multiply_add import factor
 from ..groups.group import Group
-from ..microkernels.register_tile import Panel, Tile, sum_tile
+from ..microkernels.packing import Panel
+from ..microkernels.register_tile import Tile, sum_tile
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, new_builder
 from ..template.values import GroupValues
@@ -310,10 +311,8 @@ class _Kernel:
             def b(column: Expr, ks: Index) -> Expr:
                 return factor(self.format, self.weights[right + ks[0] * tile.columns + column])
 
-            def before(ks: Index) -> None:
-                Panel(self.weights, right, tile.columns).prefetch_next(builder, ks[0], depth, m, parts)
-
-            sums = sum_tile(builder, tile, self.format, (depth,), a, b, before)
+            prefetch = Panel(self.weights, right, tile.columns).prefetch_next(builder, depth, m, parts)
+            sums = sum_tile(builder, tile, self.format, (depth,), a, b, lambda ks: prefetch(ks[0]))
             place = builder.bind(to.offset(point, first, 0))
             with (
                 builder.loop(tile.rows * tile.vectors, name="vector") as vector,

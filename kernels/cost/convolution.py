@@ -32,6 +32,7 @@ _FAR_VOLUMES = 0.25  # as _FAR_PLANES, where a kernel spans planes of a volume: 
 _FAR_IMAGE_BYTES = 6 * 1024 * 1024  # images beyond which NCHW is as slow: each panel of weights reads the image from L3 again
 _FEW_CHANNELS = 8  # input channels below which LLVM keeps the scalars that neighbouring windows share in registers,
 _FEW_ROWS = 5  # so that a tile has no more rows, and accumulators in half of the registers
+_CLEARLY = 1.5  # times as long: by so much orders of loops must differ before the one that reads weights again is taken
 _NEAR_BYTES = 512 * 1024  # of weights that stay near from one output row to the next
 _SHORT_SUMS = 256  # multiply-adds of a sum of whose results stores are worth being contiguous
 _PREFETCHED_BYTES = 256 * 1024  # of weights above which each tile prefetches its share of the next panel
@@ -282,15 +283,29 @@ def _tile_of(one: Convolution, machine: Machine) -> tuple[int, int]:
     return channels_last_tile(positions, outputs, one.depth, one.inputs, machine, pitch=pitch, k_pack=one.k_pack)
 
 
-def loop_order(weight_bytes: int, depth: int, outputs: int) -> str:
-    """The best order of the loops around an NHWC register tile, for sums of `depth` multiply-adds.
+@estimating
+def loop_order(one: Convolution, columns: int, machine: Machine) -> str:
+    """The best order of the loops around an NHWC register tile of `columns` output channels.
 
-    "by panel": weights exceed L2, so all positions are multiplied by one panel before the next. "by line": weights stay in L2,
-    and a line's input near for all panels. "by position": short sums with many outputs, so that stores are contiguous.
+    "by panel": weights exceed L2, so all positions are multiplied by one panel before the next. "by image": the same for each
+    image, where L3 holds one but not all. "by line": weights stay in L2, and a line's input near for all panels; or reading the
+    image again for each panel takes clearly longer than all weights for each line. "by position": short sums with many outputs,
+    so that stores are contiguous.
     """
+    depth, outputs = one.depth, one.outputs // one.phases
     if depth <= _SHORT_SUMS and outputs > depth:
         return "by position"
-    return "by panel" if weight_bytes > _NEAR_BYTES else "by line"
+    weight_bytes, (lines, _) = one.groups * one.outputs * depth * one.element_bytes, _stretches(one)
+    if weight_bytes <= _NEAR_BYTES:
+        return "by line"
+    read, image_bytes = ceil(outputs / columns) * one.input_bytes, one.input_bytes // max(one.images, 1)
+    cycles = {
+        "by panel": machine.read_cycles(read, one.input_bytes) + machine.read_cycles(weight_bytes),
+        "by image": machine.read_cycles(read, image_bytes) + machine.read_cycles(one.images * weight_bytes, weight_bytes),
+        "by line": machine.read_cycles(lines * weight_bytes, weight_bytes),
+    }
+    best = min(cycles, key=lambda order: cycles[order])
+    return best if _CLEARLY * cycles[best] < cycles["by panel"] else "by panel"
 
 
 def prefetches_next(weight_bytes: int, panel_bytes: int, machine: Machine) -> bool:
@@ -306,12 +321,11 @@ def weights_overlap(one: Convolution, machine: Machine) -> float:
     if one.is_depthwise or not one.rows * one.columns * one.images:
         return 1.0
     (stretches, positions), (rows, vectors) = _stretches(one), _tile_of(one, machine)
-    depth, outputs = one.depth, one.outputs // one.phases
-    weight_bytes = one.groups * one.outputs * depth * one.element_bytes
-    order, tiles = loop_order(weight_bytes, depth, outputs), ceil(positions / rows)
+    weight_bytes = one.groups * one.outputs * one.depth * one.element_bytes
+    order, tiles = loop_order(one, vectors * machine.lanes, machine), ceil(positions / rows)
     if order == "by line" and stretches > 1:
         return 1 / stretches
-    if order != "by position" and prefetches_next(weight_bytes, depth * vectors * machine.vector_bytes, machine):
+    if order != "by position" and prefetches_next(weight_bytes, one.depth * vectors * machine.vector_bytes, machine):
         return 1.0
     return 1 / (stretches * tiles)
 

@@ -25,8 +25,8 @@ from ..cost.register_tile import share_sets
 from ..formats.format import Format, format_for, formats_for
 from ..formats.multiply_add import joined
 from ..groups.group import Group, Op
-from ..microkernels.packing import SHARED_VECTORS, PackPanels, PackSums
-from ..microkernels.register_tile import Panel, Plane, Tile, TileProduct, emit, tile_options
+from ..microkernels.packing import SHARED_VECTORS, PackPanels, PackSums, Panel
+from ..microkernels.register_tile import Plane, Tile, TileProduct, emit, tile_options
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import epilogue_operands, finish, has_short_epilogue, machine_of, new_builder
 from ..template.loops import store_epilogue

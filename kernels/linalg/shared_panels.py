@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from ..codegen.builder import Buffer, Expr, KernelBuilder
-from ..microkernels.packing import SHARED_VECTORS
-from ..microkernels.register_tile import Panel, Tile
+from ..microkernels.packing import SHARED_VECTORS, Panel
+from ..microkernels.register_tile import Tile
 
 
 def tiles_over_panels(tiles: dict[str, Tile], few_rows: int) -> dict[str, Tile]:

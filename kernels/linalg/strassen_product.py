@@ -20,7 +20,8 @@ from ..cost.estimate import with_bytes, with_epilogue
 from ..cost.strassen import StrassenChoice, strassen_choices
 from ..formats.format import F32
 from ..groups.group import Group, Op
-from ..microkernels.register_tile import WORK_PER_OPERATION, Panel, sum_tile, tile_options
+from ..microkernels.packing import Panel
+from ..microkernels.register_tile import WORK_PER_OPERATION, sum_tile, tile_options
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish
 from .matmul import Side
@@ -160,9 +161,10 @@ class StrassenProduct:
         panel and the next rows."""
         builder, tile = self.builder, self.tile
         below = builder.bind(left + tile.rows * self.pitch)
+        prefetch_next = panel.prefetch_next(builder, self.k, m, self.tiles)
 
         def prefetch(ks: Index) -> None:
-            panel.prefetch_next(builder, ks[0], self.k, m, self.tiles)
+            prefetch_next(ks[0])
             builder.prefetch(self.sums[below + ks[0] * tile.rows], is_near=False)
 
         sum_tile(

@@ -1,17 +1,22 @@
-"""Packing an operand of a product into panels: at compile time, or by the kernel itself where the operand is not constant."""
+"""Packing an operand of a product into panels, at compile time, or by the kernel itself where the operand is not constant; and
+panels as micro-kernels read them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product as nest
 from math import ceil, prod
 
 import numpy as np
 from tvm import tirx
 
+from ...runtime.hardware.machine import LINE_BYTES
 from ...runtime.plan import TensorType
-from ..codegen.builder import Buffer, Expr, KernelBuilder, row_major, unravel
+from ..codegen.builder import Buffer, Expr, KernelBuilder, row_major, share, unravel
 
 SHARED_VECTORS = 2  # of float32, a panel of B that kernels for any number of rows read: two tiles of AMX
+_AHEAD_BYTES = 16 * 1024  # prefetch distance in a panel: hardware prefetches no further than the page it reads
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,50 @@ class PackSums:
 
     def __str__(self) -> str:
         return f"sums({self.shape},{self.order},{self.group_axes},{self.line_axes},{self.tile})".replace(" ", "")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A packed panel of B: contiguous rows of `columns` elements, from element `base` of a buffer on; or `streams` narrower ones
+    with a share of the columns each, `apart` elements from one to the next."""
+
+    buffer: Buffer
+    base: Expr
+    columns: int
+    streams: int = 1
+    apart: int = 0
+
+    @property
+    def item_bytes(self) -> int:
+        """Of an element."""
+        return np.dtype(str(self.buffer.dtype)).itemsize
+
+    def prefetch(self, builder: KernelBuilder, row: Expr, ahead_bytes: int = _AHEAD_BYTES) -> None:
+        """Prefetch the row so many bytes after `row`; beyond the panel's end, too, as prefetches never fault."""
+        ahead, width = max(ahead_bytes // (self.columns * self.item_bytes), 1), self.columns // self.streams
+        for stream, column in nest(range(self.streams), range(0, width, LINE_BYTES // self.item_bytes)):
+            builder.prefetch(self.buffer[self.base + (row + ahead) * width + (stream * self.apart + column)])
+
+    def prefetch_next(self, builder: KernelBuilder, rows: int, part: Expr, parts: int) -> Callable[[Expr], None]:
+        """Prefetch the next panel into L2 while `parts` tiles, of which this is tile `part`, read this one of `rows` rows.
+
+        By the statements that the result writes at each row, or, where that would be less than a number a row, a few lines now.
+        """
+        if parts <= self.columns:
+            step = -(-self.columns // parts)
+            at = builder.bind(self.base + rows * self.columns + part * (rows * step))
+
+            def prefetch(row: Expr) -> None:
+                for column in range(0, step, LINE_BYTES // self.item_bytes):
+                    builder.prefetch(self.buffer[at + row * step + column], is_near=False)
+
+            return prefetch
+        lines = ceil(rows * self.columns * self.item_bytes / LINE_BYTES)
+        begin, end = (builder.bind(tirx.Cast("int32", one)) for one in share(tirx.Cast("int64", part), parts, lines))
+        with builder.loop(end - begin, name="line") as line:
+            first = self.base + rows * self.columns
+            builder.prefetch(self.buffer[first + (begin + line) * (LINE_BYTES // self.item_bytes)], is_near=False)
+        return lambda row: None
 
 
 def pack_in_kernel(builder: KernelBuilder, source: Buffer, pack: PackPanels) -> Buffer:

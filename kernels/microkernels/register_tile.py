@@ -19,21 +19,20 @@ from itertools import product as nest
 from math import ceil, prod
 from typing import Any
 
-import numpy as np
 from tvm import tirx
 
-from ...runtime.hardware.machine import LINE_BYTES, Machine
+from ...runtime.hardware.machine import Machine
 from ...runtime.symbolic.shapes import is_one
 from ...runtime.symbolic.sizes import Size, SymbolicSizeError, estimating, hint_of
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, share, unravel
 from ..cost.register_tile import last_rows, ranked_tiles
 from ..formats.format import Format
 from ..formats.multiply_add import multiply_add_of
+from .packing import Panel
 
 _UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of them overflow the decoded-instruction cache
 _LEAST_BLOCK = 256  # products of a partial sum (block of k): adding up shorter ones would cost more than 1%
 _LONGEST_BLOCK = 1024  # products of a partial sum, at most
-_AHEAD_BYTES = 16 * 1024  # prefetch distance in a panel: hardware prefetches no further than the page it reads
 _PREFETCHING_ROWS = 3  # rows of a tile from which on that pays: with fewer, memory bandwidth is the limit anyway
 _NARROW_BYTES, _NARROW_AHEAD_BYTES = 2, 8 * 1024  # of elements up to which fewer rows wait for more than bandwidth; as above
 _SHARING_TILES = 4  # tiles of rows from which on they prefetch the next panel together
@@ -68,37 +67,6 @@ class Plane:
     pitch: int
     width: int
     is_row: Callable[[Expr], Expr] | None = None
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A packed panel of B: contiguous rows of `columns` elements, from element `base` of a buffer on; or `streams` narrower ones
-    with a share of the columns each, `apart` elements from one to the next."""
-
-    buffer: Buffer
-    base: Expr
-    columns: int
-    streams: int = 1
-    apart: int = 0
-
-    @property
-    def item_bytes(self) -> int:
-        """Of an element."""
-        return np.dtype(str(self.buffer.dtype)).itemsize
-
-    def prefetch(self, builder: KernelBuilder, row: Expr, ahead_bytes: int = _AHEAD_BYTES) -> None:
-        """Prefetch the row so many bytes after `row`; beyond the panel's end, too, as prefetches never fault."""
-        ahead, width = max(ahead_bytes // (self.columns * self.item_bytes), 1), self.columns // self.streams
-        for stream, column in nest(range(self.streams), range(0, width, LINE_BYTES // self.item_bytes)):
-            builder.prefetch(self.buffer[self.base + (row + ahead) * width + (stream * self.apart + column)])
-
-    def prefetch_next(self, builder: KernelBuilder, row: Expr, rows: int, part: Expr, parts: int) -> None:
-        """Prefetch the next panel into L2 while this one of `rows` rows is read: at `row`, tile `part` of the `parts` row tiles
-        that read this panel prefetches its share."""
-        step = -(-self.columns // parts)
-        at = self.base + rows * self.columns + (part * rows + row) * step
-        for column in range(0, step, LINE_BYTES // self.item_bytes):
-            builder.prefetch(self.buffer[at + column], is_near=False)
 
 
 @dataclass(frozen=True)
@@ -270,10 +238,11 @@ def _panel_prefetch(
         is_far = panel.item_bytes <= _NARROW_BYTES * widened and panel_bytes * panels > _NEAR_BYTES
         return (lambda ks: panel.prefetch(builder, ks[0], _NARROW_AHEAD_BYTES)) if is_far else None
     is_shared = parts >= _SHARING_TILES and panel_bytes * panels > _NEAR_BYTES and panel_bytes <= _PANEL_BYTES
+    prefetch_next = panel.prefetch_next(builder, steps, m_tile, parts) if is_shared else None
 
     def before(ks: Index) -> None:
-        if is_shared:
-            panel.prefetch_next(builder, ks[0], steps, m_tile, parts)
+        if prefetch_next is not None:
+            prefetch_next(ks[0])
         if not is_shared or panel_bytes > builder.machine.l1.size_bytes:
             panel.prefetch(builder, ks[0])
 

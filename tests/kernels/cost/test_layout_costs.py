@@ -14,6 +14,7 @@ from prefuse.kernels.cost.convolution import (
     channels_last_tiles,
     in_words,
     in_words_of_taps,
+    loop_order,
     pays_to_fill_pairs,
     spread_pitch,
 )
@@ -44,6 +45,20 @@ def test_tiles_fit_the_registers(machine: Machine) -> None:
         rows, vectors = channels_last_tile(positions, channels, depth, inputs, machine)
         assert rows * vectors + vectors + 1 <= machine.registers
         assert 1 <= rows <= positions
+
+
+@pytest.mark.parametrize(
+    ("images", "channels", "plane", "order"),
+    [
+        (1, 64, 112, "by line"),  # L2 holds the weights
+        (1, 512, 28, "by panel"),  # 9 MB of weights, an image of 2 MB
+        (1, 128, 512, "by line"),  # 134 MB of an image from memory eight times, or 590 KB of weights from L3 512 times
+        (4, 256, 104, "by image"),  # L3 holds one image, but not four
+    ],
+)
+def test_what_is_read_again_decides_the_order_of_loops(images: int, channels: int, plane: int, order: str) -> None:
+    one = Convolution(images, 1, channels, channels, plane, plane, plane, plane, (3, 3), (1, 1), True)
+    assert loop_order(one, 16, row("zen3", 8)) == order
 
 
 def test_no_positions_have_a_tile() -> None:
