@@ -49,11 +49,16 @@ def target_of(level: str, threads: int = 2) -> Target:
     target = Target("cpu", level, threads)
     if level == "avx512bf16" and target.missing_features():
         target = Target("cpu", BFLOAT16_EMULATED, threads)
-    if missing := target.missing_features():
-        pytest.skip(f"this CPU lacks {', '.join(missing)}, which {target} needs")
+    _skip_unless_it_runs(target)
     if level == "amx" and (refusal := tile_state.refusal()):
         pytest.skip(f"no AMX tiles for this process: {refusal}")
     return target
+
+
+def _skip_unless_it_runs(target: Target) -> None:
+    """Instructions that the CPU lacks would end the process."""
+    if missing := target.missing_features():
+        pytest.skip(f"this CPU lacks {', '.join(missing)}, which {target} needs")
 
 
 @dataclass
@@ -240,6 +245,7 @@ def in_turn(cases: Sequence[Case], level: str, levels: Sequence[str] = LEVELS) -
     days. So a run has half of these and, over them, all levels, but not the product of the two, which takes LLVM several times
     as long: `python -m tests.kernels` runs that.
     """
+    target_of(level)  # or the test is skipped
     ways = [one for one in levels if can_run(one)]
     if len(cases) >= _MANY:
         ways += [f"rest after {one}" for one in ways]
@@ -301,6 +307,7 @@ def _load(kernels: Sequence[BuiltKernel], target: Target) -> tuple[list[Callable
     It has one entry, which is told the number of the kernel: TVM's checks of an entry's arguments take LLVM as long as a small
     kernel does.
     """
+    _skip_unless_it_runs(target)
     number = tirx.Var("number", "int64")
     most = max(len(kernel.function.params) for kernel in kernels)
     addresses = [tirx.Var(f"a{i}", "int64") for i in range(most)]

