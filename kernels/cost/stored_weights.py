@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import product
 from math import ceil
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...runtime.hardware.machine import Machine
 from ...runtime.symbolic.sizes import estimating
 from .product import product_estimate
+from .register_tile import RankedTile, ranked_tiles
 
 _LANES = 16  # of a dot product's sums
 _ROW_OPERATIONS = 14.0  # vector operations that make integers of a vector of a row, for three digits
@@ -87,6 +88,19 @@ def fixed_point_cycles(tile: tuple[int, int], rows: int, sections: Cut, digits: 
     tiles = ceil(rows / height) * ceil(sections.columns / (vectors * _LANES))
     prepared = _ROW_OPERATIONS * (digits + 1) / 4 * rows * sections.depth / _LANES / rate
     return tiles * one + prepared
+
+
+@estimating
+def dequantized_tiles(rows: int, columns: int, depth: int, bits: int, machine: Machine, **how: Any) -> list[tuple[int, int]]:
+    """Register tiles (rows, vectors) for panels that become float32 first, the last with its padding, those that take the fewest
+    cycles first; `how`: keywords of `ranked_tiles`."""
+
+    def cycles(one: RankedTile) -> float:
+        vectors = ceil(columns / (one.vectors * machine.lanes)) * one.vectors
+        return one.cycles + _UNPACKED[bits] * vectors * depth / machine.multiply_adds
+
+    ranked = ranked_tiles(rows, columns, depth, machine, **how)
+    return [(one.rows, one.vectors) for one in sorted(ranked, key=lambda one: (cycles(one), one.rows, one.vectors))]
 
 
 @estimating

@@ -14,10 +14,10 @@ from ...runtime.symbolic.sizes import estimating, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, share
 from ..cost.estimate import Estimate, with_bytes, with_epilogue
-from ..cost.stored_weights import dequantized_cycles
+from ..cost.stored_weights import dequantized_cycles, dequantized_tiles
 from ..formats.format import F32
 from ..groups.group import Group
-from ..microkernels.register_tile import WORK_PER_OPERATION, Tile, sum_tile, tile_options
+from ..microkernels.register_tile import WORK_PER_OPERATION, Tile, sum_tile
 from ..microkernels.weight_packing import Sections
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import machine_of
@@ -66,7 +66,9 @@ class _DequantizedKernel(WeightsKernel):
     def build(self) -> BuiltKernel:
         builder, machine, rows = self.builder, machine_of(self.target, "float32"), self.a.lines
         how = {"shifted_loads": False, "b_padded": True, "streams_b": hint_of(rows) > _FEW_ROWS}
-        tile = builder.choose("tile", self.as_shared(tile_options(rows, self.b.lines, _LONGEST_BLOCK, machine, **how)))
+        ranked = dequantized_tiles(rows, self.b.lines, _LONGEST_BLOCK, self.weights.bits, machine, **how)
+        tiles = {str(one): one for one in (Tile(*shape, machine.lanes) for shape in ranked)}
+        tile = builder.choose("tile", self.as_shared(tiles))
         sections = self.sections(_LONGEST_SECTION, tile.columns)
         if self.weights.block and not self.shares_weights:
             sections = replace(sections, length=self.weights.block)

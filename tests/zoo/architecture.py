@@ -27,13 +27,13 @@ class Architecture:
     inputs: Callable[[], Inputs]
     settings: Settings
 
-    def build(self) -> Call:
-        """The module in evaluation mode and its inputs; equal bits at every call."""
+    def build(self, draw: int = 0) -> Call:
+        """The module in evaluation mode and its inputs; equal bits at every call for the same draw of weights and inputs."""
         import transformers
 
         kind = getattr(transformers, self.model)
         with torch.random.fork_rng(devices=()), torch.no_grad():
-            torch.manual_seed(_SEED)
+            torch.manual_seed(_SEED + draw)
             module = kind(kind.config_class(**self.settings))
             inputs = self.inputs()
             _randomize(module.eval())
@@ -49,7 +49,8 @@ class Example:
     model: str
     family: str = "our examples"
 
-    def build(self) -> Call:
+    def build(self, draw: int = 0) -> Call:
+        """The module and its inputs, of which there is one draw."""
         module, inputs = MODELS[self.model].build(small=True)
         return module, inputs, {}
 

@@ -36,6 +36,7 @@ from .result import Result
 BOUND = 1e-4  # float32: the largest difference of an output, in relation to its largest element
 FAST_BOUND = 2e-5  # float32-fast: the norm of the difference, in relation to that of the output
 PEER_RATIO = 1.2  # the error beside that of the peer
+DRAWS = 5  # of weights and inputs, of which the median error is judged where the first is beyond the bound
 # float32-fast beside float32, where a model makes so much of any rounding that float32 itself misses FAST_BOUND: products of two
 # bfloat16 terms are right to 2**-17, sums of hundreds of products in float32 to about 2**-21.
 FAST_RATIO = 16
@@ -90,11 +91,27 @@ def judge(name: str, precisions: Sequence[Precision] = ("float32",), target: str
     """Compile an architecture in each precision, as a user would, and compare the result of one call with torch's.
 
     For a GPU itself compile it only: what the machine has no compiler for is refused. In a narrow type, products of any size are:
-    `_NARROW_PIPELINE`.
+    `_NARROW_PIPELINE`; and of an error beyond the bound the median of `DRAWS` draws of weights decides.
     """
+    found = _judge_draw(name, precisions, target, 0)
+    return tuple(_median(name, one) if one.outcome == "wrong" and one.ratio and one.precision in _FLOOR else one for one in found)
+
+
+def _median(name: str, first: Result) -> Result:
+    """The result with the median error beside the peer's of several draws, `first` among them.
+
+    Of these small models it is a walk of few roundings: 0.4 to 1.5 times the peer's from one draw of MobileBERT to the next, for
+    kernels that are as exact.
+    """
+    draws = [first, *(_judge_draw(name, (first.precision,), first.target, draw)[0] for draw in range(1, DRAWS))]
+    draws.sort(key=lambda one: one.ratio or math.inf)
+    return draws[DRAWS // 2]
+
+
+def _judge_draw(name: str, precisions: Sequence[Precision], target: str, draw: int) -> tuple[Result, ...]:
     with warnings.catch_warnings(), torch.no_grad(), _exported_once() as exports:
         warnings.simplefilter("ignore")
-        call = ZOO[name].build()
+        call = ZOO[name].build(draw)
         module, positional, named = call
         expected = module(*positional, **named)
         results: list[Result] = []

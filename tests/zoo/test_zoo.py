@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from unittest.mock import Mock
@@ -152,6 +154,31 @@ def test_errors_are_those_of_the_worst_output(got: list[float], largest: float, 
 )
 def test_precisions_are_judged_beside_a_peer(precision: Precision, peer_error: float | None, bound: float) -> None:
     assert error_bound(precision, peer_error) == pytest.approx(bound)
+
+
+def test_the_median_of_draws_decides_where_the_first_is_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a narrow type beside a peer; any other result is as it is, and one that is too far in most draws stays wrong."""
+
+    def judged(errors: list[float], precision: Precision = "float16", peer_error: float | None = 1e-3) -> tuple[Result, int]:
+        asked: list[int] = []
+
+        def draw(name: str, precisions: Sequence[Precision], target: str, number: int) -> tuple[Result, ...]:
+            asked.append(number)
+            bound = error_bound(precision, peer_error)
+            result = Result(name, "agrees", error=errors[number], precision=precision, target=target, peer_error=peer_error)
+            return (result if errors[number] <= bound else replace(result, outcome="wrong"),)
+
+        monkeypatch.setattr(judging, "_judge_draw", draw)
+        (result,) = judge("bert", (precision,))
+        return result, len(asked)
+
+    assert judged([1.1e-3, 9.0, 9.0, 9.0, 9.0])[1] == 1
+    unlucky, draws = judged([1.5e-3, 0.7e-3, 0.9e-3, 9.0, 1.1e-3])
+    assert (unlucky.outcome, unlucky.error, draws) == ("agrees", 1.1e-3, 5)
+    wrong, draws = judged([1.5e-3, 1.3e-3, 0.9e-3, 1.4e-3, 0.5e-3])
+    assert (wrong.outcome, wrong.error, draws) == ("wrong", 1.3e-3, 5)
+    assert judged([9.0] * 5, "float32")[1] == 1
+    assert judged([9.0] * 5, peer_error=None)[1] == 1
 
 
 def test_the_peers_compute_the_model() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (names int4 and uint4)
 import numpy as np
 import pytest
-from prefuse.kernels.cost.stored_weights import fixed_point_tiles
+from prefuse.kernels.cost.stored_weights import dequantized_tiles, fixed_point_tiles
 from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.microkernels.weight_packing import shared_sections
 from prefuse.kernels.registry import build_kernel
@@ -165,3 +165,11 @@ def test_few_rows_meet_weights_from_memory_together() -> None:
     assert (4, 2) not in tiles
     alone = fixed_point_tiles(1, shared_sections(768, 50257, 8, 0, 16), 3, machine)
     assert alone.index((1, 2)) < alone.index((1, 1)), "one row waits for memory alone: the tile with fewer cycles"
+
+
+def test_padding_of_a_last_panel_is_counted() -> None:
+    """It lies in memory and is unpacked as weights are: 512 columns by seven vectors of eight are 560."""
+    for columns in (256, 512, 1024):
+        rows, vectors = dequantized_tiles(1, columns, 256, 8, row("zen3", 8), shifted_loads=False, b_padded=True)[0]
+        assert rows == 1
+        assert -(-columns // (8 * vectors)) * 8 * vectors <= 1.04 * columns
