@@ -67,7 +67,6 @@ def test_program(op: str) -> None:
         net = prefuse.compile(model, precision="int8-rows", cache=False, threads=2)
     assert isinstance(net, CompiledModel)
     report = net.report()
-    assert "r_int8" in report
     has_pairs = Target.parse("cpu").multiplies_pairs  # or there is no other format to be chosen
     assert (f"{op} stays float32: its weights are integers" in report) == has_pairs
     exact = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs())
