@@ -277,7 +277,8 @@ class GpuInvocation:
             label = f"step {number}, {step.label or step.kernel}: {grid.function}, {grid.blocks} blocks of {grid.threads} threads"
             cells = self._cells(regions, grid.scalars)
             function = self._program.function(grid.function, grid.shared_bytes)
-            yield KernelLaunch.of(function, (grid.blocks, grid.threads, grid.shared_bytes), cells, label, grid.maps)
+            size = grid.blocks, grid.threads, grid.shared_bytes
+            yield KernelLaunch.of(function, size, cells, label, grid.maps, grid.is_cooperative)
 
     def _cells(self, regions: tuple[Region, ...], scalars: tuple[int, ...]) -> Cells:
         """Addresses of regions and then numbers, eight bytes each (the driver reads the first four of an int32)."""

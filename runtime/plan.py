@@ -203,7 +203,8 @@ class Grid:
     """One launch on a GPU: a function of the device code, `blocks` blocks of `threads` threads, all in one dimension.
 
     The function takes the kernel's pointers, then `scalars`, each an int32, then tensor maps. A block has `shared_bytes` of
-    shared memory beside the function's arrays of fixed size.
+    shared memory beside the function's arrays of fixed size. Blocks of a cooperative launch wait for each
+    other: all of them run at once.
     """
 
     function: str
@@ -212,6 +213,7 @@ class Grid:
     scalars: tuple[int, ...] = ()
     shared_bytes: int = 0
     maps: tuple[TensorMap, ...] = ()
+    is_cooperative: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,8 @@ def _grid(grid: Grid) -> str:
     scalars = f" scalars ({', '.join(map(str, grid.scalars))})" if grid.scalars else ""
     shared = f" shared {grid.shared_bytes}" if grid.shared_bytes else ""
     maps = f" maps ({', '.join(map(_map, grid.maps))})" if grid.maps else ""
-    return f"{_name(grid.function)} blocks {grid.blocks} threads {grid.threads}{shared}{scalars}{maps}"
+    together = " cooperative" if grid.is_cooperative else ""
+    return f"{_name(grid.function)} blocks {grid.blocks} threads {grid.threads}{shared}{scalars}{maps}{together}"
 
 
 def _map(one: TensorMap) -> str:
@@ -241,7 +242,7 @@ class _Line:
         shared_bytes = self.number() if self.at("shared") else 0
         scalars = self.items("(", self.number, ")") if self.at("scalars") else ()
         maps = self.items("(", self.tensor_map, ")") if self.at("maps") else ()
-        return Grid(function, blocks, threads, scalars, shared_bytes, maps)
+        return Grid(function, blocks, threads, scalars, shared_bytes, maps, self.at("cooperative"))
 
     def tensor_map(self) -> TensorMap:
         argument = self.number()

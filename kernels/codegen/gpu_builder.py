@@ -22,7 +22,7 @@ from ...runtime.hardware.machine import gpu_thread
 from ..formats.bfloat16 import is_rounding, rounded
 from ..groups.configuration import Configuration
 from .builder import Buffer, Expr, KernelBuilder
-from .grids import DeviceFunction, cut_into_grids, thread_extent
+from .grids import GRID_BARRIER, DeviceFunction, cut_into_grids, thread_extent
 from .neighbours import side_by_side
 
 _WARP = 32
@@ -50,6 +50,7 @@ class GpuBuilder(KernelBuilder):
         self._deferred: list[Stored] | None = None
         self._maps: list[tuple[Expr, str, TensorMap]] = []  # variable, name of the parameter, and how it is seen
         self._definitions: list[tuple[Any, Expr]] = []  # of variables that were bound
+        self._cooperates = False  # whether blocks of a grid see what others write
 
     def lanes(self, dtype: str) -> int:
         return 1
@@ -195,6 +196,15 @@ class GpuBuilder(KernelBuilder):
         sync = tvm.ir.Op.get("tirx.tvm_storage_sync")
         self.emit(tirx.Evaluate(tvm.ir.Call(sync, [tvm.ir.StringImm("shared")], ret_ty=tvm.ir.PrimType("int32"))))
 
+    def grid_barrier(self, counter: Buffer, goal: Expr) -> None:
+        """Synchronise all blocks of the grid, whose launch is cooperative: what they wrote to memory is visible to all.
+
+        `counter` is an int32 that was 0 when the grid began, and which nothing else writes; `goal` is the number of blocks times
+        that of the barriers so far, this one included.
+        """
+        self._cooperates = True
+        self.emit(tirx.Evaluate(tirx.call_extern("void", GRID_BARRIER, tirx.address_of(counter[0]), goal)))
+
     def function(self, *, aliased: bool = False) -> DeviceFunction:
         """The grids of this kernel, in the order in which they run.
 
@@ -203,4 +213,6 @@ class GpuBuilder(KernelBuilder):
         """
         names = self.parameter_names
         maps = [(variable, replace(seen, argument=names.index(name))) for variable, name, seen in self._maps]
-        return cut_into_grids(self._declarations(), self._blocks[0], self._pointers(), noalias=not aliased, maps=maps)
+        return cut_into_grids(
+            self._declarations(), self._blocks[0], self._pointers(), noalias=not aliased and not self._cooperates, maps=maps
+        )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
+import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Range
@@ -22,6 +23,7 @@ from ...runtime.gpu.tensor_maps import TensorMap
 
 BLOCK_THREADS = 256  # the most that TVM compiles ROCm kernels for
 _WARP_THREADS = 32
+GRID_BARRIER = "prefuse_grid_barrier"  # of device code: what all blocks of a grid wait at
 _MAX_LAUNCHES = 4096  # of one kernel: a longer loop is not for the host
 
 
@@ -32,7 +34,8 @@ class UncutError(Exception):
 @dataclass(frozen=True)
 class GridLaunch:
     """A grid: the number of its function, its size, the values of the host's loops around it, the bytes of shared memory
-    that a block asks for beside arrays of fixed size, and the tensor maps that its function takes."""
+    that a block asks for beside arrays of fixed size, the tensor maps that its function takes, and whether all blocks run at
+    once, as they wait for each other."""
 
     function: int
     blocks: int
@@ -40,6 +43,7 @@ class GridLaunch:
     scalars: tuple[int, ...] = ()
     shared_bytes: int = 0
     maps: tuple[TensorMap, ...] = ()
+    is_cooperative: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,7 +199,8 @@ class _Cutter:
         function = function.with_attr("tirx.noalias", self.noalias).with_attr("s_tir", True)
         self.functions.append(tvm_ffi.get_global_func("s_tir.RenewDefs")(function))
         shared_bytes, maps = _dynamic_shared_bytes(body), tuple(one for _, one in used)
-        return GridLaunch(len(self.functions) - 1, blocks, threads, shared_bytes=shared_bytes, maps=maps)
+        number, waits = len(self.functions) - 1, _waits_for_blocks(body)
+        return GridLaunch(number, blocks, threads, shared_bytes=shared_bytes, maps=maps, is_cooperative=waits)
 
 
 def _names(statement: Any, variable: Any) -> bool:
@@ -246,6 +251,12 @@ def _read(statements: Sequence[Any]) -> frozenset[str]:
 def _allocated(statement: Any) -> frozenset[str]:
     """Names of the local arrays that live inside the statement only."""
     return frozenset(one.buffer.name for one in _collected([statement], tirx.AllocBuffer))
+
+
+def _waits_for_blocks(body: Any) -> bool:
+    """Whether a statement has a barrier of all blocks."""
+    calls = _collected([body], tvm.ir.Call)
+    return any(isinstance(one.args[0], tvm.ir.StringImm) and one.args[0].value == GRID_BARRIER for one in calls if len(one.args))
 
 
 def _dynamic_shared_bytes(body: Any) -> int:

@@ -46,16 +46,24 @@ class KernelLaunch:
     places: ctypes.Array[ctypes.c_void_p]
     label: str  # for people
     maps: EncodedMaps
+    is_cooperative: bool = False  # all blocks run at once, and wait for each other
 
     @classmethod
     def of(
-        cls, function: Handle, size: tuple[int, int, int], cells: Cells, label: str, maps: tuple[TensorMap, ...] = ()
+        cls,
+        function: Handle,
+        size: tuple[int, int, int],
+        cells: Cells,
+        label: str,
+        maps: tuple[TensorMap, ...] = (),
+        is_cooperative: bool = False,
     ) -> KernelLaunch:
         """With blocks, threads and bytes of shared memory, and the addresses of its cells."""
         step = ctypes.sizeof(ctypes.c_uint64)
         encoded = EncodedMaps(maps)
         addresses = [*(ctypes.addressof(cells) + step * at for at in range(len(cells))), *encoded.addresses]
-        return cls(function, *size, cells, (ctypes.c_void_p * len(addresses))(*addresses), label, encoded)
+        places = (ctypes.c_void_p * len(addresses))(*addresses)
+        return cls(function, *size, cells, places, label, encoded, is_cooperative)
 
     def encode_maps(self, encode: Encode) -> None:
         """Encode the maps of operands that have moved."""

@@ -14,6 +14,8 @@ from .tensor_maps import TensorMap
 
 _MEMORY_TYPE, _ON_DEVICE = 2, 2  # *_POINTER_ATTRIBUTE_MEMORY_TYPE, and its value for memory of a device
 _WITHOUT_TIME = 2  # CU_EVENT_DISABLE_TIMING, hipEventDisableTiming
+_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, hipLaunchAttributeCooperative
+_ATTRIBUTE_WORDS = 8  # of a value of CUlaunchAttributeValue, hipLaunchAttributeValue
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not tied to the default stream, which would be a hidden wait
 
 
@@ -141,7 +143,10 @@ class LibraryDriver(ABC):
 
     def launch(self, kernel: KernelLaunch, stream: Handle) -> None:
         kernel.encode_maps(self._encode_map)
-        self._call("launch", kernel.function, *_grid(kernel), stream, kernel.places, None)
+        if kernel.is_cooperative:
+            self._call("launch_cooperative", kernel.function, *_grid(kernel), stream, kernel.places)
+        else:
+            self._call("launch", kernel.function, *_grid(kernel), stream, kernel.places, None)
 
     def synchronize(self, stream: Handle) -> None:
         self._call("synchronize", stream)
@@ -153,7 +158,11 @@ class LibraryDriver(ABC):
         before = (handles(after), len(after))
         if isinstance(work, KernelLaunch):
             work.encode_maps(self._encode_map)
-            return self._made("add_kernel", graph, *before, ctypes.byref(self._kernel_parameters(work)))
+            node = self._made("add_kernel", graph, *before, ctypes.byref(self._kernel_parameters(work)))
+            if work.is_cooperative:
+                value = (ctypes.c_uint64 * _ATTRIBUTE_WORDS)(1)
+                self._call("set_attribute", node, _COOPERATIVE, value)
+            return node
         return self._made("add_copy", graph, *before, *self._copy_arguments(work))
 
     def instantiate(self, graph: Handle) -> Handle:

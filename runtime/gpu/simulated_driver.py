@@ -148,6 +148,8 @@ class SimulatedDriver:
         library, run, name = self._functions[kernel.function]
         with self._lock:
             kernel.encode_maps(encode_simulated)
+            if ctypes.c_int.in_dll(library, f"cooperates_{name}").value and not kernel.is_cooperative:
+                raise DriverError(f"{name}: blocks wait for each other in a launch that is not cooperative", _LAUNCH_FAILED)
             if run(kernel.blocks, kernel.threads, kernel.shared_bytes, kernel.places):
                 raise DriverError(f"{name}: {bytes(library.sim_fault()).decode()}", _LAUNCH_FAILED)
 
@@ -190,7 +192,7 @@ def _copied(work: Work) -> Work:
     if isinstance(work, Transfer):
         return replace(work, places=type(work.places)(*work.places))
     size = work.blocks, work.threads, work.shared_bytes
-    return KernelLaunch.of(work.function, size, type(work.cells)(*work.cells), work.label, work.maps.maps)
+    return KernelLaunch.of(work.function, size, type(work.cells)(*work.cells), work.label, work.maps.maps, work.is_cooperative)
 
 
 def encode_simulated(one: TensorMap, address: int, to: int) -> None:

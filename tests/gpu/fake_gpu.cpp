@@ -34,10 +34,11 @@ struct Op {
   std::vector<long> after;
   std::string what;
   bool is_copy = false;
+  bool cooperates = false, is_cooperative = false;  // blocks wait for each other; the launch says so
   std::set<long> before;  // all that happens before it
 };
 typedef int Simulated(unsigned blocks, unsigned threads, unsigned shared, void** arguments);
-struct Kernel { Simulated* function; std::string name; int arguments, maps; unsigned shared; };
+struct Kernel { Simulated* function; std::string name; int arguments, maps; unsigned shared; bool cooperates; };
 typedef std::array<uint64_t, 16> Cell;  // an argument: the first 8 bytes, or a tensor map
 struct Stream { long last = -1; };
 struct Event { long op = -1; long long time = 0; };
@@ -109,6 +110,7 @@ static bool run_one() {
   Op op = pending[chosen];
   pending.erase(chosen);
   clock_ns += 1000;
+  if (!sticky && op.cooperates && !op.is_cooperative) sticky = 719;  // its blocks may wait for such as never begin
   if (!sticky && op.run) if (Result result = op.run()) sticky = result;
   return true;
 }
@@ -170,8 +172,10 @@ static Op copy_op(Address to, Address from, size_t size) {
   return op;
 }
 
-static Op kernel_op(Kernel* kernel, unsigned blocks, unsigned threads, unsigned shared, void** arguments) {
+static Op kernel_op(Kernel* kernel, unsigned blocks, unsigned threads, unsigned shared, void** arguments, bool is_cooperative = false) {
   Op op;
+  op.cooperates = kernel->cooperates;
+  op.is_cooperative = is_cooperative;
   op.what = kernel->name;
   std::vector<Cell> values;
   auto known = declared.find(kernel->name);
@@ -205,6 +209,7 @@ static Result add_node(void** node, Graph* graph, void** after, size_t count, Op
 static Result change(Instance* instance, Node* node, Op op) {
   if (!instances.count(instance) || !instance->ops.count(node)) return INVALID_VALUE;
   if (recent.count(instance->last)) races += "a graph is changed while it may run; ";
+  op.is_cooperative = instance->ops[node].is_cooperative;  // an attribute of the node stays
   instance->ops[node] = op;
   return OK;
 }
@@ -401,6 +406,13 @@ Result NAME(cuLaunchKernel, hipModuleLaunchKernel)(Kernel* kernel, unsigned x, u
   return push(stream, kernel_op(kernel, x, threads, shared, arguments));
 }
 
+Result NAME(cuLaunchCooperativeKernel, hipModuleLaunchCooperativeKernel)(Kernel* kernel, unsigned x, unsigned y, unsigned z, unsigned threads,
+                                                                         unsigned ty, unsigned tz, unsigned shared, void* stream, void** arguments) {
+  ENTER(NAME(cuLaunchCooperativeKernel, hipModuleLaunchCooperativeKernel));
+  if (y != 1 || z != 1 || ty != 1 || tz != 1 || check_grid(kernel, x, threads, shared)) return INVALID_VALUE;
+  return push(stream, kernel_op(kernel, x, threads, shared, arguments, true));
+}
+
 Result NAME(cuGraphCreate, hipGraphCreate)(Graph** graph, unsigned) {
   ENTER(NAME(cuGraphCreate, hipGraphCreate));
   return graphs.insert(*graph = new Graph()), OK;
@@ -429,6 +441,11 @@ Result NAME(cuGraphExecKernelNodeSetParams_v2, hipGraphExecKernelNodeSetParams)(
   Op op;
   Result result = kernel_node(&op, wanted);
   return result ? result : change(instance, node, op);
+}
+Result NAME(cuGraphKernelNodeSetAttribute, hipGraphKernelNodeSetAttribute)(Node* node, int attribute, const int* value) {
+  ENTER(NAME(cuGraphKernelNodeSetAttribute, hipGraphKernelNodeSetAttribute));
+  if (attribute != 2 || (*value != 0 && *value != 1)) return INVALID_VALUE;
+  return node->op.is_cooperative = *value, OK;
 }
 #ifdef HIP
 Result hipGraphAddMemcpyNode1D(void** node, Graph* graph, void** after, size_t count, Address to, Address from, size_t size, int kind) {

@@ -45,6 +45,14 @@ def grids_of(symbol: str, function: object) -> tuple[Grid, ...]:
     if not isinstance(function, DeviceFunction):
         return ()
     return tuple(
-        Grid(function_symbol(symbol, one.function), one.blocks, one.threads, one.scalars, one.shared_bytes, one.maps)
+        Grid(
+            function_symbol(symbol, one.function),
+            one.blocks,
+            one.threads,
+            one.scalars,
+            one.shared_bytes,
+            one.maps,
+            one.is_cooperative,
+        )
         for one in function.launches
     )

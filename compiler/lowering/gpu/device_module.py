@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import tvm
 from tvm import tirx
 from tvm.ir import CallingConv
 
-from ....kernels.codegen.grids import BLOCK_THREADS, DeviceFunction
+from ....kernels.codegen.grids import BLOCK_THREADS, GRID_BARRIER, DeviceFunction
 from ....runtime.target import Target
 
+_KERNEL = 'extern "C" __global__'
+_CUDA_HELPER = Path(__file__).with_name("cuda_helper.cuh")
 _SHARED_BYTES = {"cuda": 48 * 1024, "rocm": 64 * 1024}  # of one block, without asking for more
 
 
@@ -80,7 +83,8 @@ def cuda_source(kernels: Mapping[str, DeviceFunction], target: Target) -> str:
     native = device_target(target)
     with native:
         module = tvm.get_global_func("target.build.cuda")(device_module(kernels, target), native)
-    return str(module.inspect_source())
+    source = str(module.inspect_source())
+    return source.replace(_KERNEL, _CUDA_HELPER.read_text() + _KERNEL, 1) if GRID_BARRIER in source else source
 
 
 def _lower_reinterpret(call: Any) -> Any:

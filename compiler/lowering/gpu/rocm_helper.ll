@@ -9,7 +9,35 @@ define hidden void @prefuse_block_barrier() #0 {
   ret void
 }
 
+; A barrier of all blocks of a grid, which run at once (a cooperative launch). The counter is 0 when the grid begins, and each barrier
+; adds the number of blocks to it: the goal is what it is when all have come. Every wavefront fences for itself: stores of one are
+; not waited for by the fence of another.
+define hidden void @prefuse_grid_barrier(ptr addrspace(1) %counter, i32 %goal) #0 {
+entry:
+  fence syncscope("agent") release
+  call void @llvm.amdgcn.s.barrier()
+  %thread = call i32 @llvm.amdgcn.workitem.id.x()
+  %is_first = icmp eq i32 %thread, 0
+  br i1 %is_first, label %arrive, label %end
+arrive:
+  %before = atomicrmw add ptr addrspace(1) %counter, i32 1 syncscope("agent") monotonic
+  br label %look
+look:
+  %seen = load atomic i32, ptr addrspace(1) %counter syncscope("agent") monotonic, align 4
+  %waits = icmp slt i32 %seen, %goal
+  br i1 %waits, label %sleep, label %end
+sleep:
+  call void @llvm.amdgcn.s.sleep(i32 1)
+  br label %look
+end:
+  call void @llvm.amdgcn.s.barrier()
+  fence syncscope("agent") acquire
+  ret void
+}
+
 declare void @llvm.amdgcn.s.barrier()
+declare i32 @llvm.amdgcn.workitem.id.x()
+declare void @llvm.amdgcn.s.sleep(i32 immarg)
 
 attributes #0 = { alwaysinline convergent nounwind }
 

@@ -21,6 +21,7 @@ _LDS_ARRAY = re.compile(rf"^@({_NAME}) = .*addrspace\(3\) global (\[.*\]) (?:und
 _ACCESS = re.compile(r"^(\s*)(?:(%\S+) = load|store) (?:(.+), )?ptr addrspace\(([13])\) (.+), align (\d+)(?:, ![\w.]+ !\d+)*$")
 # What would touch LDS unseen: anything but plain loads and stores, and pointers that do not say what they point to.
 _UNSEEN = re.compile(r"\b(?:load|store|atomicrmw|cmpxchg|addrspacecast|@llvm\.mem\w+)\b.*addrspace\(3\)")
+_ATOMIC = re.compile(r"^\s*%\S+ = (?:load atomic i32,|atomicrmw add) ptr addrspace\(1\)")  # of the barrier of a grid
 _STORED = re.compile(r"^(<\d+ x \w+>|\w+) ")
 _FENCE = re.compile(r"^\s*fence (?:syncscope\(\"[\w-]+\"\) )?(\w+)(?:, !mmra !\d+)?$")
 _MFMA = re.compile(
@@ -38,7 +39,9 @@ _FUNCTIONS = {
     "ds.bpermute": "permute",
     "sched.barrier": "pin",
     "exp2.f32": "exp2",
+    "s.sleep": "sleep",
 }
+_WAITING = "@llvm.amdgcn.s.sleep("  # for other blocks
 _MEETING = re.compile(r"@llvm\.amdgcn\.(?:s\.barrier|ds\.bpermute|mfma|wmma)|prefuse_block_barrier")
 _DECLARED = """
 @sim_lds = external global [65536 x i8]
@@ -47,7 +50,7 @@ declare void @sim_writes(ptr, i32, i32)
 declare void @sim_aligned(ptr, i32)
 declare void @sim_release()
 declare void @sim_acquire()
-declare i32 @sim_launch(ptr, i32, i32, i32, i1, ptr)
+declare i32 @sim_launch(ptr, i32, i32, i32, i1, i1, ptr)
 """
 
 
@@ -101,6 +104,7 @@ def _kernel(lines: list[str], arrays: dict[str, tuple[int, int]]) -> Iterator[st
     yield from text.splitlines()
     types = [one.split()[0] for one in _parameters(found[2])]
     name, meets = found[1], str(bool(end or _MEETING.search(text))).lower()
+    cooperates = str(_WAITING in text).lower()
     yield f"define internal void @sim_call_{name}(ptr %a) {{"
     for i, kind in enumerate(types):
         yield f"  %p{i} = getelementptr ptr, ptr %a, i64 {i}"
@@ -109,9 +113,10 @@ def _kernel(lines: list[str], arrays: dict[str, tuple[int, int]]) -> Iterator[st
     yield f"  call void @{name}({', '.join(f'{kind} %v{i}' for i, kind in enumerate(types))})"
     yield "  ret void\n}"
     yield f"define i32 @sim_{name}(i32 %b, i32 %t, i32 %s, ptr %a) {{"
-    yield f"  %r = call i32 @sim_launch(ptr @sim_call_{name}, i32 %b, i32 %t, i32 {end}, i1 {meets}, ptr %a)"
+    yield f"  %r = call i32 @sim_launch(ptr @sim_call_{name}, i32 %b, i32 %t, i32 {end}, i1 {meets}, i1 {cooperates}, ptr %a)"
     yield "  ret i32 %r\n}"
     yield f"@count_{name} = constant i32 {len(types)}"
+    yield f"@cooperates_{name} = constant i32 {int(_WAITING in text)}"
 
 
 def _parameters(text: str) -> list[str]:
@@ -130,6 +135,8 @@ def _host_line(line: str) -> str:
         return "\n".join(f"  call void @sim_{one}()" for one in calls)
     if line.startswith("declare") and ("llvm.amdgcn.mfma" in line or "llvm.amdgcn.wmma" in line):
         return ""
+    if _ATOMIC.match(line):
+        return line
     if access := _ACCESS.match(line):
         return _told(access)
     if _UNSEEN.search(line):

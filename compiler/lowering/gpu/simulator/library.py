@@ -1,7 +1,7 @@
 """CUDA C, or LLVM IR for AMD's GPUs, as TVM writes them, to a shared library of the simulator.
 
 It has a function sim_NAME(blocks, threads, shared bytes, arguments) a kernel, the number of its arguments, count_NAME, and
-how many of them, the last, are tensor maps, maps_NAME (CUDA C).
+how many of them, the last, are tensor maps, maps_NAME (CUDA C). cooperates_NAME is 1 where its blocks wait for each other.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import tvm
 
+from .....kernels.codegen.grids import GRID_BARRIER
 from .....runtime.errors import CompileError
 from .....runtime.temporary_folder import temporary_folder, write_temporary
 from .amd_ir import host_ir
@@ -25,7 +26,7 @@ _SIGNATURE = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+\)
 _STATIC = re.compile(r"__shared__ alignas\((\d+)\) (\w+(?: \w+)?) (\w+)\[(\d+)\];")
 _DYNAMIC = re.compile(r"extern __shared__ __align__\(\d+\) uchar (\w+)\[\];")
 _QUALIFIERS = re.compile(r"__restrict__|__grid_constant__ |const (?=__grid_constant__)")
-_MEETING = re.compile(r"__syncthreads|__syncwarp|__shfl|tvm_builtin_")
+_MEETING = re.compile(r"__syncthreads|__syncwarp|__shfl|tvm_builtin_|prefuse_grid_barrier")
 _BYTES = {"char": 1, "uchar": 1, "signed char": 1, "bool": 1, "short": 2, "ushort": 2, "half": 2, "nv_bfloat16": 2}
 _BYTES |= {"int": 4, "uint": 4, "float": 4, "int64_t": 8, "uint64_t": 8, "double": 8, "long long": 8}
 _FLAGS = ("-std=c++17", "-O0", "-w", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-ffp-contract=off")
@@ -126,7 +127,11 @@ def _function(text: str) -> Iterator[str]:
     types = [_QUALIFIERS.sub("", one.strip().rpartition(" ")[0]) for one in found[2].split(",")]
     arguments = ", ".join(f"*({kind}*)a[{position}]" for position, kind in enumerate(types))
     meets = str(bool(_MEETING.search(text))).lower()
-    call = f"sim::launch(blocks, threads, bytes, {offset}, {meets}, [=] {{ {found[1]}({arguments}); }})"
+    cooperates = f"{GRID_BARRIER}(" in body
+    call = (
+        f"sim::launch(blocks, threads, bytes, {offset}, {meets}, {str(cooperates).lower()}, [=] {{ {found[1]}({arguments}); }})"
+    )
     yield f"SIM_EXPORT int sim_{found[1]}(unsigned blocks, unsigned threads, unsigned bytes, void** a) {{ return {call}; }}"
     yield f"SIM_EXPORT const int count_{found[1]} = {len(types)};"
+    yield f"SIM_EXPORT const int cooperates_{found[1]} = {int(cooperates)};"
     yield f"SIM_EXPORT const int maps_{found[1]} = {sum('CUtensorMap' in one for one in types)};"

@@ -161,6 +161,7 @@ SIM_HIDDEN int sim_permute(int from, int value) {
   return operands.result;
 }
 SIM_HIDDEN void sim_pin(int) {}
+SIM_HIDDEN void sim_sleep(int) { sim::leave(sim::ASLEEP); }
 SIM_HIDDEN float sim_exp2(float value) {
   float result = std::exp2(value);
   return result < std::numeric_limits<float>::min() ? 0.0f : result;  // v_exp_f32 has no other numbers; NaN stays
@@ -206,12 +207,19 @@ SIM_HIDDEN void sim_wmma_iu8(const void* a, const void* b, void* sums, int x, in
   sim::multiply_waves<uint8_t, sim::byte_of>(a, b, sums, x, y);
 }
 // 0, or 719 and a text in sim_fault.
-SIM_HIDDEN int sim_launch(void (*kernel)(void**), unsigned blocks, unsigned threads, unsigned lds_bytes, bool meets, void** arguments) {
+SIM_HIDDEN int sim_launch(void (*kernel)(void**), unsigned blocks, unsigned threads, unsigned lds_bytes, bool meets, bool cooperates,
+                          void** arguments) {
   sim::begin_block = [] {
     sim::touched.assign(blockDim.x, 0);
     sim::waits_for_fence.assign(blockDim.x, 0);
     memset(sim_lds, 0xFF, sim::shared.size());
   };
-  return sim::launch(blocks, threads, 0, lds_bytes, meets, [=] { kernel(arguments); });
+  sim::exchange_more = [](std::vector<char>* more) {
+    std::swap(sim::touched, more[0]);
+    std::swap(sim::waits_for_fence, more[1]);
+    more[2].resize(sizeof sim_lds);
+    std::swap_ranges(sim_lds, sim_lds + sizeof sim_lds, more[2].begin());
+  };
+  return sim::launch(blocks, threads, 0, lds_bytes, meets, cooperates, [=] { kernel(arguments); });
 }
 }

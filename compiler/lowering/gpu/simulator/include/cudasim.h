@@ -19,6 +19,13 @@ typedef unsigned int uint;
 #include "shared_array.h"
 
 inline void __syncthreads() { sim::leave(sim::AT_BARRIER); }
+inline void __threadfence() {}
+inline void __nanosleep(unsigned) { sim::leave(sim::ASLEEP); }
+inline int atomicAdd(int* to, int value) {
+  int old = *to;
+  *to = old + value;
+  return old;
+}
 template <class T> inline T max(T a, T b) { return a > b ? a : b; }
 template <class T> inline T min(T a, T b) { return a < b ? a : b; }
 

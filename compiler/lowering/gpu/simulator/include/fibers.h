@@ -72,7 +72,7 @@ SIM_FUNCTION void fail(const char* text) {
 namespace sim {
 // An operation of all lanes of a warp together, on an array of the lanes' operands.
 typedef void (*Collective)(void** operands);
-enum State { READY, AT_BARRIER, AT_COLLECTIVE, AT_MBARRIER, AT_NAMED_BARRIER, DONE };
+enum State { READY, AT_BARRIER, AT_COLLECTIVE, AT_MBARRIER, AT_NAMED_BARRIER, ASLEEP, DONE };
 struct Fiber {
   void* stack_pointer = nullptr;
   char* stack = nullptr;
@@ -83,6 +83,7 @@ struct Fiber {
 };
 SIM_GLOBAL std::vector<Fiber> fibers;
 SIM_GLOBAL void* scheduler;
+SIM_GLOBAL unsigned long events;  // how often threads left off for anything but sleep
 SIM_GLOBAL std::function<void()> body;
 SIM_GLOBAL unsigned long long seed;
 SIM_GLOBAL void (*begin_block)();           // what else is done before a block
@@ -96,6 +97,7 @@ SIM_FUNCTION unsigned random(unsigned below) {  // xorshift64
   return (unsigned)(seed >> 33) % below;
 }
 SIM_FUNCTION void leave(State state) {
+  events += state != ASLEEP;
   fibers[current].state = state;
   sim_switch(&fibers[current].stack_pointer, scheduler);
 }
@@ -142,7 +144,7 @@ SIM_FUNCTION bool run_warp(unsigned begin, unsigned end) {
   for (unsigned i = begin; i < end; i++) {
     State state = fibers[i].state;
     waiting += state == AT_COLLECTIVE;
-    coming += state == READY || state == AT_MBARRIER || state == AT_NAMED_BARRIER;
+    coming += state == READY || state == AT_MBARRIER || state == AT_NAMED_BARRIER || state == ASLEEP;
   }
   if (!waiting || coming) return has_run;
   void* operands[WARP];
@@ -159,9 +161,9 @@ SIM_FUNCTION bool run_warp(unsigned begin, unsigned end) {
   operation(operands);
   return true;
 }
-// False: a fault. Threads that have ended while others wait for them at a barrier are one.
+// Run a block to its end, or until nothing is left to do but to sleep (true). Threads that have ended while others wait for them at
+// a barrier are a fault.
 SIM_FUNCTION bool run_block(unsigned threads) {
-  begin_fibers(threads);
   std::vector<unsigned> turn;
   for (unsigned begin = 0; begin < threads; begin += WARP) turn.push_back(begin);
   if (order == 1) std::reverse(turn.begin(), turn.end());
@@ -178,9 +180,14 @@ SIM_FUNCTION bool run_block(unsigned threads) {
       if (fault[0]) return false;
     }
     if (has_run || (progress && progress(true))) continue;
-    unsigned met = 0, done = 0;
-    for (unsigned i = 0; i < threads; i++) met += fibers[i].state == AT_BARRIER, done += fibers[i].state == DONE;
-    if (done == threads) return true;
+    unsigned met = 0, done = 0, asleep = 0;
+    for (unsigned i = 0; i < threads; i++) {
+      met += fibers[i].state == AT_BARRIER;
+      done += fibers[i].state == DONE;
+      asleep += fibers[i].state == ASLEEP;
+    }
+    if (done == threads) return false;
+    if (asleep) return true;
     for (unsigned i = 0; i < threads; i++)
       if (fibers[i].state == AT_MBARRIER) return current = i, fail("waits for ever at an mbarrier", fibers[i].mbarrier), false;
     if (met != threads) return fail("some threads of a block miss a barrier"), false;
@@ -188,20 +195,89 @@ SIM_FUNCTION bool run_block(unsigned threads) {
     for (unsigned i = 0; i < threads; i++) fibers[i].state = READY;
   }
 }
+// What a block has of its own while another one runs: what makes it is swapped with the variables of the one that does.
+struct Block {
+  Index index;
+  std::vector<Fiber> fibers;
+  std::vector<char> shared, more[3];
+  std::vector<Byte> shadow;
+  std::vector<Chunk> chunks;
+  std::vector<std::vector<Reads>> readers;
+  unsigned first_tick = 0, barrier_tick = 0;
+  std::vector<Clock> known, known_alone;
+  std::vector<unsigned> fenced;
+  std::vector<Copies> copies;
+  std::map<std::pair<unsigned, long>, std::vector<unsigned>> phase_of;
+  std::vector<long> accesses[KINDS];
+  bool is_over = false;
+};
+SIM_GLOBAL void (*exchange_more)(std::vector<char>*);  // what else a block has
+SIM_FUNCTION void exchange(Block& one) {
+  std::swap(blockIdx, one.index);
+  std::swap(fibers, one.fibers);
+  std::swap(shared, one.shared);
+  std::swap(shadow, one.shadow);
+  std::swap(chunks, one.chunks);
+  std::swap(readers, one.readers);
+  std::swap(first_tick, one.first_tick);
+  std::swap(barrier_tick, one.barrier_tick);
+  std::swap(known, one.known);
+  std::swap(known_alone, one.known_alone);
+  std::swap(fenced, one.fenced);
+  std::swap(copies, one.copies);
+  std::swap(phase_of, one.phase_of);
+  for (int kind = 0; kind < KINDS; kind++) std::swap(accesses[kind], one.accesses[kind]);
+  if (exchange_more) exchange_more(one.more);
+}
+SIM_FUNCTION void begin_block_of(unsigned number, unsigned threads, unsigned fixed) {
+  blockIdx = {number, 0, 0};
+  begin_shared(dynamic_bytes + fixed, threads);
+  if (begin_block) begin_block();
+}
+// Blocks that wait for each other take turns: each runs until its threads sleep. mbarriers are not theirs to keep.
+SIM_FUNCTION void run_together(unsigned blocks, unsigned threads, unsigned fixed) {
+  static std::vector<Block> all;
+  if (all.size() < blocks) all.resize(blocks);
+  unsigned running = blocks, idle = 0;  // rounds in which no block did anything
+  for (unsigned b = 0; b < blocks; b++) {
+    exchange(all[b]);
+    begin_block_of(b, threads, fixed);
+    begin_fibers(threads);
+    exchange(all[b]);
+    all[b].is_over = false;
+  }
+  while (running && !fault[0]) {
+    unsigned long before = events;
+    for (unsigned k = 0; k < blocks && !fault[0]; k++) {
+      Block& one = all[order == 1 ? blocks - 1 - k : order < 2 ? k : random(blocks)];
+      if (one.is_over) continue;
+      exchange(one);
+      for (unsigned i = 0; i < threads; i++)
+        if (fibers[i].state == ASLEEP) fibers[i].state = READY;
+      bool sleeps = run_block(threads);
+      exchange(one);
+      if (!sleeps) one.is_over = true, running--;
+    }
+    idle = events == before ? idle + 1 : 0;
+    if (running && idle > (order < 2 ? 0 : 100) && !fault[0]) fail("blocks of a grid wait for each other for ever");
+  }
+}
 // 0, or 719 (CUDA_ERROR_LAUNCH_FAILED) and a text in `fault`. `meets`: the threads of a block wait for each other somewhere.
 // `dynamic` bytes of shared memory are those that the launch asks for, `fixed` those of the arrays that the kernel declares.
-SIM_FUNCTION int launch(unsigned blocks, unsigned threads, unsigned dynamic, unsigned fixed, bool meets, std::function<void()> kernel) {
+// `cooperates`: so do its blocks.
+SIM_FUNCTION int launch(unsigned blocks, unsigned threads, unsigned dynamic, unsigned fixed, bool meets, bool cooperates,
+                        std::function<void()> kernel) {
   body = kernel;
   dynamic_bytes = (dynamic + 127) / 128 * 128;
   fault[0] = 0;
   seed = 88172645463325252ull + order;
   blockDim = {threads, 1, 1};
   gridDim = {blocks, 1, 1};
-  for (unsigned b = 0; b < blocks && !fault[0]; b++) {
-    blockIdx = {order == 1 ? blocks - 1 - b : b, 0, 0};
-    begin_shared(dynamic_bytes + fixed, threads);
-    if (begin_block) begin_block();
+  if (cooperates) run_together(blocks, threads, fixed);
+  for (unsigned b = 0; b < blocks && !fault[0] && !cooperates; b++) {
+    begin_block_of(order == 1 ? blocks - 1 - b : b, threads, fixed);
     if (meets) {
+      begin_fibers(threads);
       run_block(threads);
       continue;
     }
