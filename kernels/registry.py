@@ -45,7 +45,7 @@ from .linalg import (
 from .linalg import matmul_gpu as gpu_matmul
 from .movement import gather, injective, scatter, sequence
 from .pooling import pooling, pooling_channels_last, pooling_indices, regions
-from .recurrent import recurrent
+from .recurrent import recurrent, recurrent_gpu
 from .reduction import arg_reduction, normalization, reduction, rows, rows_gpu, scan
 from .reduction import normalization_gpu as gpu_normalization
 from .reduction import reduction_gpu as gpu_reduction
@@ -149,6 +149,7 @@ GPU_TEMPLATES: tuple[Template, ...] = (
     _channels_last("gpu_mma_convolution", gpu_mma_convolution.plan, {"Conv"}),
     _channels_last("gpu_mma_transposed", gpu_mma_transposed.plan, {"ConvTranspose"}),
     _channels_last("gpu_depthwise", depthwise_gpu.plan, {"Conv"}),
+    Template("gpu_recurrent", recurrent_gpu.plan, recurrent.OPERATORS),
     Template("gpu_convolution", gpu_convolution.plan, gpu_convolution.OPERATORS),
 )
 _OF_GPUS = frozenset(template.name for template in GPU_TEMPLATES)

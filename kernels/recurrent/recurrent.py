@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import product as nest
 from math import ceil, prod
+from typing import TypeVar
 
 from tvm import tirx
 
@@ -42,10 +43,17 @@ _TYPES = ("float32", "float64", "float16", "bfloat16")
 _WORK_PER_CYCLE = 0.25  # scalar operations a cycle: a step of less than 9 us is not dealt to threads, which share states
 _AHEAD_BYTES = 16 << 10  # prefetch distance in weights that exceed L2
 _MAX_ELEMENTS = 2**31 - 1
+_Kind = TypeVar("_Kind", bound="Recurrence")
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one GRU, LSTM or RNN of any attributes."""
+    recurrence = recurrence_of(group, target, Recurrence)
+    return recurrence if isinstance(recurrence, Refusal) else recurrence.candidate()
+
+
+def recurrence_of(group: Group, target: Target, kind: type[_Kind]) -> _Kind | Refusal:
+    """The kernel to be built of a group that is one recurrent operator."""
     if len(group.ops) != 1 or group.ops[0].op_type not in OPERATORS:
         return Refusal("is no GRU, LSTM or RNN")
     op = group.ops[0]
@@ -60,10 +68,10 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     activations = activations_of(op, cell, directions)
     if isinstance(activations, str):
         return Refusal(activations)
-    recurrence = _Recurrence(group, op, cell, activations, target)
+    recurrence = kind(group, op, cell, activations, target)
     if recurrence.projected_elements > _MAX_ELEMENTS:
         return Refusal("the input's share has more elements than 32-bit indices can reach")
-    return Candidate(recurrence_estimate(group, op, cell, directions, target), recurrence.build)
+    return recurrence
 
 
 def _bytes_fault(group: Group, op: Op) -> Refusal | None:
@@ -81,7 +89,7 @@ def _bytes_fault(group: Group, op: Op) -> Refusal | None:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """A panel in a step of a direction. `old` and `new`: offsets of row 0 of the states that are read and written."""
 
     direction: Expr
@@ -99,9 +107,9 @@ class _Unit:
     `row` is its number over all directions.
     """
 
-    recurrence: _Recurrence
+    recurrence: Recurrence
     plan: StagePlan
-    place: _Place
+    place: Place
     activations: tuple[Activation, ...]
     finished: tuple[Buffer | Scratch, ...]
     sums: Expr
@@ -146,7 +154,7 @@ class _Unit:
         return tirx.const(1, self.recurrence.operands.dtype)
 
 
-class _Recurrence:
+class Recurrence:
     """The kernel being built.
 
     States in the workspace are [directions, batch, hidden], rows `pitch` elements apart; the hidden state is double-buffered.
@@ -164,6 +172,12 @@ class _Recurrence:
         self.projected_elements = self.operands.steps * self.rows * self.operands.hidden * cell.gates
         self.states: dict[str, Buffer] = {}
         self.projected: Buffer = None
+
+    def candidate(self) -> Candidate:
+        """What it would take, and what writes it."""
+        return Candidate(
+            recurrence_estimate(self.group, self.operands.op, self.cell, self.operands.directions, self.target), self.build
+        )
 
     def build(self) -> BuiltKernel:
         operands, dtype = self.operands, self.operands.dtype
@@ -255,10 +269,10 @@ class _Recurrence:
 
     def _round_state(self, plan: StagePlan, direction: Expr, step: Expr, b: Expr) -> None:
         """Round a row of the state that the stage reads, as its format needs."""
-        place = self._place(direction, step, 0)
+        place = self.place(direction, step, 0)
         plan.rows.round_row(direction * self.operands.batch + b, self._row_of(plan, place)(b))
 
-    def _row_of(self, plan: StagePlan, place: _Place) -> Callable[[Expr], Element]:
+    def _row_of(self, plan: StagePlan, place: Place) -> Callable[[Expr], Element]:
         """Rows of the state that the stage reads, as functions of k."""
         source, origin = self.states[plan.stage.reads], place.old[plan.stage.reads]
 
@@ -272,7 +286,7 @@ class _Recurrence:
     ) -> None:
         """Products and epilogue of one panel: new states of its hidden units, for all rows of the batch or for block `only`."""
         builder, operands, tile = self.builder, self.operands, plan.tiles.tile
-        place = self._place(direction, step, panel)
+        place = self.place(direction, step, panel)
         with builder.loop(ceil(operands.batch / tile.rows) if only is None else 1, name="rows") as block:
             begin = builder.bind((block if only is None else only) * tile.rows)
             start = begin if plan.tiled else builder.bind(tirx.min(begin, operands.batch - tile.rows))
@@ -282,9 +296,9 @@ class _Recurrence:
             with builder.loop(builder.bind(tirx.min(tile.rows, operands.batch - begin)), name="row") as row:
                 b = builder.bind(begin + row)
                 at = builder.bind((b - start) * tile.columns - panel * plan.tiles.units)
-                self._emit_row(plan, place, b, finished, at)
+                self.emit_row(plan, place, b, finished, at)
 
-    def _prefetch_projection(self, plan: StagePlan, place: _Place, start: Expr) -> None:
+    def _prefetch_projection(self, plan: StagePlan, place: Place, start: Expr) -> None:
         """Prefetch a tile's input projection, which is on as many pages as the tile has rows."""
         builder = self.builder
         with builder.loop(plan.tiles.tile.rows, name="row") as row:
@@ -293,18 +307,18 @@ class _Recurrence:
                 column = gate * self.operands.hidden + place.panel * plan.tiles.units + vector
                 builder.prefetch(self.projected[share + column])
 
-    def _time_of(self, place: _Place, b: Expr) -> tuple[Expr, Expr]:
+    def _time_of(self, place: Place, b: Expr) -> tuple[Expr, Expr]:
         """The length of a row's sequence, and the element of it that the step computes."""
         length = self.builder.bind(self.operands.length_of(b))
         return length, self.builder.bind(self.operands.time_of(place.direction, place.step, length))
 
-    def _share_of(self, place: _Place, time: Expr, b: Expr) -> Expr:
+    def _share_of(self, place: Place, time: Expr, b: Expr) -> Expr:
         """Offset of a row's input projection."""
         operands = self.operands
         line = place.direction * (operands.steps * operands.batch) + operands.x_line(time, b)
         return line * self.cell.gates * operands.hidden
 
-    def _sum_part(self, plan: StagePlan, place: _Place, start: Expr, part: int, sums: Scratch | None) -> Buffer | Scratch:
+    def _sum_part(self, plan: StagePlan, place: Place, start: Expr, part: int, sums: Scratch | None) -> Buffer | Scratch:
         """The register tile of rows from `start` on by one part of a panel; by AMX a block in `sums`."""
         builder, operands, tile, rows = self.builder, self.operands, plan.tiles.tile, plan.rows
         if plan.tiled is not None and sums is not None:
@@ -333,15 +347,15 @@ class _Recurrence:
         for vector in range(tile.vectors):
             self.builder.prefetch(plan.weights[first + ahead * tile.columns + vector * tile.lanes])
 
-    def _place(self, direction: Expr, step: Expr, panel: Expr) -> _Place:
+    def place(self, direction: Expr, step: Expr, panel: Expr) -> Place:
         builder, operands = self.builder, self.operands
         home = builder.bind(direction * (operands.batch * self.pitch))
         turn = builder.bind(tirx.floormod(step, 2) * self.size)
         old, new = dict.fromkeys(self.states, home), dict.fromkeys(self.states, home)
         old[HIDDEN], new[HIDDEN] = builder.bind(home + turn), builder.bind(home + self.size - turn)
-        return _Place(direction, step, panel, old, new)
+        return Place(direction, step, panel, old, new)
 
-    def _emit_row(self, plan: StagePlan, place: _Place, b: Expr, finished: tuple[Buffer | Scratch, ...], sums: Expr) -> None:
+    def emit_row(self, plan: StagePlan, place: Place, b: Expr, finished: tuple[Buffer | Scratch, ...], sums: Expr) -> None:
         """The epilogue of a row: new states of its units in a panel; beyond its sequence's length they stay, and Y is zero."""
         builder, operands = self.builder, self.operands
         length, time = self._time_of(place, b)
@@ -376,7 +390,7 @@ class _Recurrence:
             if HIDDEN in values:
                 self.operands.store(self.operands.outputs[0], y + j, values[HIDDEN])
 
-        self._for_each_unit(row, unit)
+        self.for_each_unit(row, unit)
 
     def _emit_idle(self, row: _Unit, y: Expr) -> None:
         """Copy the hidden state unchanged to the other buffer, and zeros to Y; states written in place stay as they are."""
@@ -385,9 +399,9 @@ class _Recurrence:
             self.builder.store(self.states[HIDDEN], row.place.new[HIDDEN] + row.line + j, replace(row, j=j).state(HIDDEN))
             self.operands.store(self.operands.outputs[0], y + j, self.operands.zero())
 
-        self._for_each_unit(row, unit)
+        self.for_each_unit(row, unit)
 
-    def _for_each_unit(self, row: _Unit, body: Callable[[Expr], None]) -> None:
+    def for_each_unit(self, row: _Unit, body: Callable[[Expr], None]) -> None:
         """`body` for vectors of the units of the row's panel; ever shorter ones at the end of the last panel."""
         builder, columns, hidden = self.builder, row.plan.tiles.units, self.operands.hidden
         first = builder.bind(row.place.panel * columns)

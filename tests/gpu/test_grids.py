@@ -153,7 +153,10 @@ def test_a_plan_tells_its_grids() -> None:
     grids = (Grid("add_0", 4, 256, (), 98304), Grid("add_1", 1, 32, (3, 0)), Grid("add_2", 4, 256, (1,), is_cooperative=True))
     plan = replace(plan, kernels=(replace(plan.kernels[0], grids=grids), *plan.kernels[1:]))
     text = print_plan(plan)
-    assert "grids (add_0 blocks 4 threads 256 shared 98304, add_1 blocks 1 threads 32 scalars (3, 0))" in text
+    assert (
+        "grids (add_0 blocks 4 threads 256 shared 98304, add_1 blocks 1 threads 32 scalars (3, 0), "
+        "add_2 blocks 4 threads 256 scalars (1) cooperative)"
+    ) in text
     assert parse_plan(text) == plan
     assert check_plan(plan) == ()
 

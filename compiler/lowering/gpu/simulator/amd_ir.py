@@ -17,8 +17,8 @@ LDS_BYTES = 64 << 10  # of a block
 _ALIGNMENT = 16  # of an array that names none
 _NAME = r"[\w.$]+"
 _KERNEL = re.compile(rf"^define (?:dllexport )?amdgpu_kernel void @({_NAME})\((.*?)\)[^()]*\{{$")
-_LDS_ARRAY = re.compile(rf"^@({_NAME}) = .*addrspace\(3\) global (\[.*\]) (?:undef|poison)(?:.*align (\d+))?")
-_ACCESS = re.compile(r"^(\s*)(?:(%\S+) = load|store) (?:(.+), )?ptr addrspace\(([13])\) (.+), align (\d+)(?:, ![\w.]+ !\d+)*$")
+_LDS_ARRAY = re.compile(rf"^@({_NAME}) = .*addrspace\(3\) global (\[.*\]|\w+) (?:undef|poison)(?:.*align (\d+))?")
+_ACCESS = re.compile(r"^(\s*)(?:(%\S+) = load|store) (?:(.+?), )?ptr addrspace\(([13])\) (.+), align (\d+)(?:, ![\w.]+ !\d+)*$")
 # What would touch LDS unseen: anything but plain loads and stores, and pointers that do not say what they point to.
 _UNSEEN = re.compile(r"\b(?:load|store|atomicrmw|cmpxchg|addrspacecast|@llvm\.mem\w+)\b.*addrspace\(3\)")
 _ATOMIC = re.compile(r"^\s*%\S+ = (?:load atomic i32,|atomicrmw add) ptr addrspace\(1\)")  # of the barrier of a grid
