@@ -19,7 +19,7 @@ import numpy as np
 
 from .device import Arena
 from .errors import ArenaMemoryError, DeviceError
-from .gpu.driver import LOST, Cells, Driver, DriverError, Handle, KernelLaunch, Transfer, Work, issue
+from .gpu.driver import LOST, TOO_MANY_BLOCKS, Cells, Driver, DriverError, Handle, KernelLaunch, Transfer, Work, issue
 from .gpu.graph import Graph
 from .gpu.hazards import Access, Span, dependencies
 from .gpu.memory import CallerStream, DeviceMemory, GpuMemoryError, PinnedMemory
@@ -239,7 +239,9 @@ class GpuInvocation:
         if isinstance(error, GpuMemoryError):
             return memory_error("arena", error)
         fix = "see the message of the driver"
-        if error.code in LOST:
+        if error.code == TOO_MANY_BLOCKS:
+            fix = "it is smaller than the GPU that the program was compiled for, whose blocks run at once: use a whole GPU"
+        elif error.code in LOST:
             named = "" if self._is_checked else f"set {CHECK}=1 to learn which kernel it is; "
             fix = f"{named}no call of this process can use the GPU any more: start it again"
         return DeviceError("GPU", str(error), fix)

@@ -240,6 +240,15 @@ def test_a_failed_launch(simulated_gpu: FakeGpu) -> None:
     net(inputs())
 
 
+def test_a_gpu_too_small_for_blocks_that_wait_for_each_other(simulated_gpu: FakeGpu) -> None:
+    """Which the driver refuses, and goes on."""
+    net = compiled()
+    simulated_gpu.fail("cuGraphLaunch", code=720)
+    with pytest.raises(DeviceError, match="smaller than the GPU"):
+        net(inputs())
+    net(inputs())
+
+
 def test_too_little_memory(simulated_gpu: FakeGpu) -> None:
     with pytest.raises(ArenaMemoryError, match="no memory for 2199023255552 bytes of activations on the GPU"):
         GpuDevice("cuda", lambda: simulated_gpu.driver).allocate(1 << 41)
