@@ -25,6 +25,7 @@ from .gpu.hazards import Access, Span, dependencies
 from .gpu.memory import CallerStream, DeviceMemory, GpuMemoryError, PinnedMemory
 from .plan import (
     ARENA_ROLES,
+    BARRIERS,
     COMPUTE,
     STORAGE,
     VECTOR_ALIGNMENT,
@@ -89,10 +90,10 @@ class LoadedProgram:
             self._functions[name] = self.gpu.function(self._module, name, shared_bytes)
         return self._functions[name]
 
-    def fixed_addresses(self, arena: int, states: int) -> dict[str, int]:
-        """Where buffers lie that are not the caller's."""
+    def fixed_addresses(self, places: Mapping[Role, int]) -> dict[str, int]:
+        """Where buffers lie that are not the caller's: constants, and those of a context at its own addresses."""
         assert self._constants is not None
-        starts = {Role.CONSTANT: self._constants.address, Role.STATE: states, **dict.fromkeys(ARENA_ROLES, arena)}
+        starts = {Role.CONSTANT: self._constants.address, **places}
         placed = (buffer for buffer in self.plan.buffers if buffer.role in starts and buffer.space != STORAGE)
         return {buffer.name: starts[buffer.role] + (buffer.offset or 0) for buffer in placed}
 
@@ -112,7 +113,13 @@ class GpuInvocation:
         self._gpu: Driver = program.gpu
         plan = program.plan
         self._buffers: Mapping[str, Buffer] = {buffer.name: buffer for buffer in plan.buffers}
-        self._fixed = program.fixed_addresses(arena.address, 0 if states is None else states.address)
+        self._own = CallerStream(self._gpu)
+        self._stream = self._own.stream  # of the call that runs, or ran last
+        self._barrier_bytes = sum(space.size_bytes for space in plan.spaces if space.name == BARRIERS)
+        self._barriers = DeviceMemory(self._gpu, self._barrier_bytes, "barriers")
+        self._is_clear = False  # whether no block waits at a barrier: zeros at first, and as each call leaves them
+        places = {Role.STATE: 0 if states is None else states.address, Role.BARRIER: self._barriers.address}
+        self._fixed = program.fixed_addresses(places | dict.fromkeys(ARENA_ROLES, arena.address))
         self._uses: dict[str, list[_Use]] = {name: [] for name in plan.parameters}
         self._places: dict[str, int] = {}  # where the works have the caller's buffers now
         self._staged: dict[str, tuple[DeviceMemory, PinnedMemory]] = {}
@@ -122,8 +129,6 @@ class GpuInvocation:
         self._prepare(plan.steps)
         self._first = [work for copy in slot_copies(plan) for work in self._works_of(plan.steps.index(copy), copy)]
         self._is_primed = False  # whether the slots hold what the last call has left for this one
-        self._own = CallerStream(self._gpu)
-        self._stream = self._own.stream  # of the call that runs, or ran last
         self._is_checked = os.environ.get(CHECK) == "1"
         self._graph: Graph | None = None  # made at the first call, which has addresses for all copies
         self._pending: Handle | None = None  # the stream in which the last call may still run
@@ -133,7 +138,7 @@ class GpuInvocation:
             try:
                 self._run(addresses)
             except (DriverError, GpuMemoryError) as error:
-                self._is_primed = False
+                self._is_primed = self._is_clear = False
                 with suppress(DriverError):  # nothing of a failed call runs when the next one begins
                     self._gpu.synchronize(self._stream)
                 raise self._explained(error) from error
@@ -163,6 +168,8 @@ class GpuInvocation:
         for work in () if self._is_primed else self._first:
             issue(gpu, work, stream)
         self._is_primed = False
+        if not self._is_clear:
+            self._clear_barriers()
         self._issue(stream)
         self._is_primed = True
         for buffer, address, (device, pinned), is_there in back:
@@ -179,6 +186,14 @@ class GpuInvocation:
         for buffer, address, (_, pinned), is_there in back:
             if not is_there:
                 ctypes.memmove(address, pinned.address, buffer.size_bytes)
+
+    def _clear_barriers(self) -> None:
+        """Let all counters of blocks be 0, whatever a call that failed has left."""
+        if self._barrier_bytes:
+            zeros = np.zeros(self._barrier_bytes, np.uint8)
+            self._gpu.copy_in(self._barriers.address, zeros.ctypes.data, zeros.size, self._own.stream)
+            self._gpu.synchronize(self._own.stream)
+        self._is_clear = True
 
     def _stage(self, name: str) -> tuple[DeviceMemory, PinnedMemory]:
         """Memory of ours for a caller's buffer."""

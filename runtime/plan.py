@@ -20,7 +20,7 @@ from .symbolic.shapes import hinted
 from .symbolic.sizes import Dim, Size, greatest_of
 
 FORMAT_VERSION = 4
-ARENA, CONSTANTS, STATES, CALLER = "arena", "constants", "state", "caller"  # spaces that the compiler makes
+ARENA, CONSTANTS, STATES, BARRIERS, CALLER = "arena", "constants", "state", "barriers", "caller"  # that the compiler makes
 EVENTS = "events"  # of the table of addresses: where the semaphores lie on which streams meet
 VECTOR_ALIGNMENT = 16  # bytes whose multiples operands and results of a GPU's kernels begin at
 DIMENSIONS = ".dimensions"  # the caller's buffer of the sizes that a call decides: an int32 for each of a Plan's dims
@@ -103,10 +103,12 @@ class Role(StrEnum):
     ACTIVATION = "activation"  # in the context's arena, written by a step
     WORKSPACE = "workspace"  # in the arena, private to one step
     STATE = "state"  # the context's, kept from call to call: what one call leaves there, the next one reads
+    BARRIER = "barrier"  # the context's, private to one step, whose blocks meet there: zeros before the first call
     SLOT = "slot"  # in the arena: a weight on its way from one call to the next, for which it is copied there
 
 
 ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE, Role.SLOT)
+LASTING_ROLES = (Role.STATE, Role.BARRIER)  # of what is kept between calls, in spaces of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +363,7 @@ def step_writes(step: Step) -> tuple[Region, ...]:
 
 def planned_bytes(plan: Plan) -> int:
     """What a program takes with one context: its weights in memory, its states, and all that lies in the arena."""
-    places = {buffer.space for buffer in plan.buffers if buffer.role in (Role.CONSTANT, Role.STATE, *ARENA_ROLES)}
+    places = {buffer.space for buffer in plan.buffers if buffer.role in (Role.CONSTANT, *LASTING_ROLES, *ARENA_ROLES)}
     return sum(space.size_bytes for space in plan.spaces if space.name in places and space.name not in (STORAGE, SCRATCH))
 
 

@@ -41,6 +41,7 @@ _COUNT_BYTES = 8  # one int64
 _BLOCK_THREADS = 1024  # of any GPU
 _CALLER_ROLES = (Role.INPUT, Role.OUTPUT)
 _ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE, Role.SLOT)
+_SCRATCH_ROLES = (Role.WORKSPACE, Role.BARRIER)
 _KEPT_ROLES = (Role.STATE, Role.SLOT)  # of what one call leaves for the next
 
 
@@ -227,18 +228,19 @@ def _check_inplace(where: str, step: Launch) -> Iterator[Fault]:
 
 
 def _check_workspaces(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
-    """Scratch is workspace and workspace is scratch, of one step each."""
+    """Scratch is a workspace or a barrier, and these are scratch, of one step each."""
     owner: dict[str, int] = {}
     for index, step in enumerate(plan.steps):
         scratch = {region.buffer for region in step.scratch} if isinstance(step, Launch) else set()
         for name in dict.fromkeys(region.buffer for region in step_reads(step) + step_writes(step)):
-            is_workspace = name in buffers and buffers[name].role is Role.WORKSPACE
-            if is_workspace and name not in scratch:
-                yield Fault(f"step {index}", f"{name} is a workspace, used as data")
-            elif name in scratch and not is_workspace:
-                yield Fault(f"step {index}", f"{name} is no workspace, used as scratch")
-            elif is_workspace and owner.setdefault(name, index) != index:
-                yield Fault(f"step {index}", f"workspace {name} belongs to step {owner[name]}")
+            role = buffers[name].role if name in buffers else None
+            is_private = role in _SCRATCH_ROLES
+            if is_private and name not in scratch:
+                yield Fault(f"step {index}", f"{name} is a {role}, used as data")
+            elif name in scratch and not is_private:
+                yield Fault(f"step {index}", f"{name} is no workspace or barrier, used as scratch")
+            elif is_private and owner.setdefault(name, index) != index:
+                yield Fault(f"step {index}", f"{role} {name} belongs to step {owner[name]}")
 
 
 # Order

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .plan import COMPUTE, PAGE, SCRATCH, STORAGE, Buffer, Copy, Plan, Region, Role, Step, step_reads, step_writes
+from .plan import COMPUTE, LASTING_ROLES, PAGE, SCRATCH, STORAGE, Buffer, Copy, Plan, Region, Role, Step, step_reads, step_writes
 
 Found = tuple[str, str]  # where, and what is wrong there
 
@@ -69,16 +69,16 @@ def _renewals(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Found]:
 
 
 def _places(plan: Plan) -> Iterator[Found]:
-    """States keep their bytes between calls: they share them with nothing, and their spaces hold nothing else."""
+    """States and barriers keep their bytes between calls: they share them with nothing, and their spaces hold nothing else."""
     for space in plan.spaces:
-        inside = [buffer for buffer in plan.buffers if buffer.space == space.name]
-        if len({buffer.role is Role.STATE for buffer in inside}) > 1:
-            yield f"space {space.name}", "it holds states, which are kept between calls, and other buffers"
-    kept = [(buffer.space, buffer.offset, buffer) for buffer in plan.buffers if buffer.role is Role.STATE and buffer.size_bytes]
-    placed = sorted(((name, offset, b) for name, offset, b in kept if offset is not None and b.renews is None), key=_start)
+        roles = {buffer.role for buffer in plan.buffers if buffer.space == space.name}
+        if len(roles) > 1 and (found := roles.intersection(LASTING_ROLES)):
+            yield f"space {space.name}", f"it holds {min(found)}s, which are kept between calls, and other buffers"
+    kept = [buffer for buffer in plan.buffers if buffer.role in LASTING_ROLES and buffer.size_bytes and buffer.renews is None]
+    placed = sorted(((one.space, one.offset, one) for one in kept if one.offset is not None), key=_start)
     for (name, offset, first), (other, start, second) in pairwise(placed):
         if name == other and offset + first.size_bytes > start:
-            yield f"space {name}", f"states {first.name} and {second.name} share bytes"
+            yield f"space {name}", f"{first.role}s {first.name} and {second.name} share bytes"
 
 
 def _start(place: tuple[str, int, Buffer]) -> tuple[str, int]:

@@ -13,6 +13,7 @@ from ...kernels.template.contract import BuiltKernel, Pack
 from ...runtime.constants.shared import LEAST_BYTES, LEAST_SHARED_BYTES
 from ...runtime.plan import (
     ARENA,
+    BARRIERS,
     CALLER,
     CONSTANTS,
     DIMENSIONS,
@@ -151,7 +152,7 @@ class _Drafting:
 
     def _further_spaces(self) -> list[str]:
         used = {buffer.space for buffer in self.buffers.values()}
-        return [name for name in (SHARED, STATES) if name in used]
+        return [name for name in (SHARED, STATES, BARRIERS) if name in used]
 
     def _copy_unless_there(self, value: ir.Value, buffer: str) -> None:
         source = self._region(value)
@@ -254,11 +255,15 @@ class _Drafting:
             value = values[operand.name]
             reads.append(self._region(value) if operand.pack is None else self._constant_region(value, operand.pack))
         writes = [self._region(value) for value in item.node.outputs if value.name]
-        scratch = []
+        scratch, first = [], next(output.name for output in item.node.outputs if output.name)  # leading ones may be absent
         if item.kernel.workspace_bytes:
-            name = f"{next(output.name for output in item.node.outputs if output.name)}.workspace"  # the first may be absent
+            name = f"{first}.workspace"
             self.buffers[name] = Buffer(name, Role.WORKSPACE, item.kernel.workspace_bytes, ARENA)
             scratch.append(Region(name, 0, item.kernel.workspace_bytes))
+        if item.kernel.barrier_bytes:
+            name = f"{first}.barrier"
+            self.buffers[name] = Buffer(name, Role.BARRIER, item.kernel.barrier_bytes, BARRIERS)
+            scratch.append(Region(name, 0, item.kernel.barrier_bytes))
         inplace = tuple(
             (out, read)
             for out, read in item.kernel.inplace

@@ -54,10 +54,11 @@ class KernelBuilder:
         self._configuration = configuration
         self._asked: dict[str, int] = {}  # how often a choice of each name was made
         self.workspace_bytes = 0
+        self.barrier_bytes = 0  # of blocks that meet, on GPUs
         self._blocks: list[list[Any]] = [[]]
         self._parameters: dict[str, tuple[Any, Any]] = {}
         self._retyped: dict[tuple[str, str], tuple[Any, Any]] = {}  # parameters as other types: pointer, buffer
-        self._workspace = _pointer("workspace", "uint8")
+        self._workspace = pointer_to("workspace", "uint8")
         self._views: list[tuple[Any, Any, int]] = []
         self._lane: tuple[Any, int, list[Any]] | None = None  # of the vectorised loop around: variable, lanes, its allocations
 
@@ -90,7 +91,7 @@ class KernelBuilder:
         dtype = "uint8" if is_coded(dtype) else dtype
         elements = greatest_of(elements)
         if name not in self._parameters:
-            pointer = _pointer(f"p{len(self._parameters)}", dtype)
+            pointer = pointer_to(f"p{len(self._parameters)}", dtype)
             buffer = tirx.decl_buffer((max(elements, 1),), dtype, name=f"b{len(self._parameters)}", layout=None)
             self._parameters[name] = (pointer, buffer)
         pointer, buffer = self._parameters[name]
@@ -322,12 +323,12 @@ class KernelBuilder:
         """The statements that declare every buffer in memory over its pointer."""
         head: list[Any] = [tirx.DeclBuffer(buffer, data=pointer) for pointer, buffer in self._parameters.values()]
         for (_, dtype), (pointer, buffer) in self._retyped.items():
-            seen = _pointer("view", dtype)
+            seen = pointer_to("view", dtype)
             head += [tirx.Bind(seen, tirx.reinterpret(seen.ty, pointer)), tirx.DeclBuffer(buffer, data=seen)]
         for buffer, dtype, offset in self._views:
             byte = tirx.decl_buffer((max(self.workspace_bytes, 1),), "uint8", name="bytes", layout=None)
             head.append(tirx.DeclBuffer(byte, data=self._workspace))
-            pointer = _pointer("view", dtype)
+            pointer = pointer_to("view", dtype)
             head.append(tirx.Bind(pointer, tirx.reinterpret(pointer.ty, tirx.address_of(byte[offset]))))
             head.append(tirx.DeclBuffer(buffer, data=pointer))
         return head
@@ -370,7 +371,7 @@ def broadcast_index(index: Index, shape: Sequence[int], source: Sequence[int]) -
     return tuple(0 if is_one(extent) else i for i, extent in zip(tail, source, strict=True))
 
 
-def _pointer(name: str, dtype: str) -> Any:
+def pointer_to(name: str, dtype: str) -> Any:
     return tirx.Var(name, PointerType(PrimType(dtype)))
 
 

@@ -21,12 +21,13 @@ from ...runtime.gpu.tensor_maps import TensorMap
 from ...runtime.hardware.machine import gpu_thread
 from ..formats.bfloat16 import is_rounding, rounded
 from ..groups.configuration import Configuration
-from .builder import Buffer, Expr, KernelBuilder
+from .builder import Buffer, Expr, KernelBuilder, pointer_to
 from .grids import GRID_BARRIER, DeviceFunction, cut_into_grids, thread_extent
 from .neighbours import side_by_side
 
 _WARP = 32
 _VECTOR_BYTES = 16
+_BARRIER_BYTES = 4
 _RESIDENT_THREADS = 1 << 14  # threads that a template for the CPU deals to: more than a GPU runs at once
 
 
@@ -50,7 +51,8 @@ class GpuBuilder(KernelBuilder):
         self._deferred: list[Stored] | None = None
         self._maps: list[tuple[Expr, str, TensorMap]] = []  # variable, name of the parameter, and how it is seen
         self._definitions: list[tuple[Any, Expr]] = []  # of variables that were bound
-        self._cooperates = False  # whether blocks of a grid see what others write
+        self._block_count = 0  # of the grid being built
+        self._counter: tuple[Any, Buffer] | None = None  # of blocks that meet: its pointer, and what that points to
 
     def lanes(self, dtype: str) -> int:
         return 1
@@ -75,6 +77,7 @@ class GpuBuilder(KernelBuilder):
         """A grid of `count` blocks of `threads` threads; yields the numbers of the block and of the thread in it."""
         block, thread = tirx.Var("block", "int32"), tirx.Var("lane", "int32")
         self._blocks.append([])
+        self._block_count = count
         yield block, thread
         body = thread_extent("threadIdx.x", thread, threads, self._close())
         self.emit(thread_extent("blockIdx.x", block, count, body))
@@ -196,14 +199,16 @@ class GpuBuilder(KernelBuilder):
         sync = tvm.ir.Op.get("tirx.tvm_storage_sync")
         self.emit(tirx.Evaluate(tvm.ir.Call(sync, [tvm.ir.StringImm("shared")], ret_ty=tvm.ir.PrimType("int32"))))
 
-    def grid_barrier(self, counter: Buffer, goal: Expr) -> None:
+    def grid_barrier(self) -> None:
         """Synchronise all blocks of the grid, whose launch is cooperative: what they wrote to memory is visible to all.
 
-        `counter` is an int32 that was 0 when the grid began, and which nothing else writes; `goal` is the number of blocks times
-        that of the barriers so far, this one included.
+        All threads of all blocks come to it. The kernel has a counter for it, the last of its parameters.
         """
-        self._cooperates = True
-        self.emit(tirx.Evaluate(tirx.call_extern("void", GRID_BARRIER, tirx.address_of(counter[0]), goal)))
+        if self._counter is None:
+            self._counter = pointer_to("barrier", "int32"), tirx.decl_buffer((1,), "int32", name="meeting", layout=None)
+            self.barrier_bytes = _BARRIER_BYTES
+        address = tirx.address_of(self._counter[1][0])
+        self.emit(tirx.Evaluate(tirx.call_extern("void", GRID_BARRIER, address, self._block_count)))
 
     def function(self, *, aliased: bool = False) -> DeviceFunction:
         """The grids of this kernel, in the order in which they run.
@@ -214,5 +219,12 @@ class GpuBuilder(KernelBuilder):
         names = self.parameter_names
         maps = [(variable, replace(seen, argument=names.index(name))) for variable, name, seen in self._maps]
         return cut_into_grids(
-            self._declarations(), self._blocks[0], self._pointers(), noalias=not aliased and not self._cooperates, maps=maps
+            self._declarations(), self._blocks[0], self._pointers(), noalias=not aliased and self._counter is None, maps=maps
         )
+
+    def _pointers(self) -> list[Any]:
+        return [*super()._pointers(), *([] if self._counter is None else [self._counter[0]])]
+
+    def _declarations(self) -> list[Any]:
+        head = super()._declarations()
+        return head if self._counter is None else [*head, tirx.DeclBuffer(self._counter[1], data=self._counter[0])]

@@ -19,21 +19,14 @@ from .quantized_rows import ByteProduct
 _BYTES_OF_WORD = 4
 
 
-def project(builder: KernelBuilder, operands: RecurrentOperands, cell: Cell, target: Target, counter: Buffer = None) -> Buffer:
-    """A workspace [direction, row of X, gate, hidden] with x W^T and the biases that do not belong to a product with R.
-
-    Whoever stores its first element also clears `counter`.
-    """
+def project(builder: KernelBuilder, operands: RecurrentOperands, cell: Cell, target: Target) -> Buffer:
+    """A workspace [direction, row of X, gate, hidden] with x W^T and the biases that do not belong to a product with R."""
     depth, columns, rows = operands.inputs, operands.gates * operands.hidden, operands.steps * operands.batch
     projected = builder.workspace(operands.directions * rows * columns, operands.dtype)
 
     def store(direction: Expr, m: Expr, column: Expr, value: Expr) -> None:
-        biased = value + _bias(operands, cell, direction, column) if operands.bias else value
-        place = (direction * rows + m) * columns + column
-        builder.store(projected, place, biased)
-        if counter is not None:
-            with builder.when(tirx.EQ(place, 0)):
-                builder.store(counter, 0, tirx.const(0, "int32"))
+        biased = value + bias_of_share(operands, cell, direction, column) if operands.bias else value
+        builder.store(projected, (direction * rows + m) * columns + column, biased)
 
     terms = terms_of(operands.group, operands.x, operands.w, target)
     if operands.is_quantized(operands.w) and target.has_tiles and pays(rows, columns, depth, 1, target.machine, _BYTES_OF_WORD):
@@ -100,7 +93,7 @@ def _row_product(operands: RecurrentOperands, rows: int, target: Target) -> RowP
     return RowProduct(operands.builder, number_format, rows, operands.inputs)
 
 
-def _bias(operands: RecurrentOperands, cell: Cell, direction: Expr, column: Expr) -> Expr:
+def bias_of_share(operands: RecurrentOperands, cell: Cell, direction: Expr, column: Expr) -> Expr:
     """The bias of a gate's unit: that of W, and that of R unless it belongs to the product with the state."""
     recurrent = operands.bias_of(direction, 1, column)
     for gate in cell.separate:

@@ -48,7 +48,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class BuiltKernel:
-    """A kernel and how to call it: pointers of `operands`, then of the group's outputs, then the workspace if it has bytes.
+    """A kernel and how to call it: pointers of `operands`, then of the group's outputs, then the workspace and
+    the barrier of a grid whose blocks meet, if they have bytes.
 
     `inplace` pairs (output index, operand index) may share one address. `refused` says why other templates were passed over,
     `choices` what was decided beside, and `ignored` what the group's configuration asked for in vain. `multiplies` is that of the
@@ -60,6 +61,7 @@ class BuiltKernel:
     function: Any  # tirx.PrimFunc
     operands: tuple[Operand, ...]
     workspace_bytes: int = 0
+    barrier_bytes: int = 0
     inplace: tuple[tuple[int, int], ...] = ()
     flops: int = 0
     multiplies: str = "float32"

@@ -170,6 +170,7 @@ def finish(
         function,
         tuple((packed or {}).get(name, Operand(name)) for name in operands),
         builder.workspace_bytes,
+        builder.barrier_bytes,
         tuple((output, operands.index(name)) for output, name in inplace if name in operands),
         hint_of(flops),
         builder.tiles or ("bfloat16" if not builder.is_grid and multiplies_words(function) else "float32"),

@@ -171,6 +171,7 @@ def run_case(library: ctypes.CDLL, symbol: str, case: Case, kernel: BuiltKernel)
     inputs = [_guarded(array) for array in operands_of(case, kernel)]
     outputs = [_guarded(np.full(case.group.types[name].size_bytes, POISON, np.uint8)) for name in case.group.outputs]
     scratch = [_guarded(np.full(kernel.workspace_bytes, POISON, np.uint8))] if kernel.workspace_bytes else []
+    scratch += [_guarded(np.zeros(kernel.barrier_bytes, np.uint8))] if kernel.barrier_bytes else []
     pointers = [array.ctypes.data + _GUARD_BYTES for array in (*inputs, *outputs, *scratch)]
     for grid in kernel.function.launches:
         cells = (ctypes.c_uint64 * (len(pointers) + len(grid.scalars)))(*pointers, *grid.scalars)

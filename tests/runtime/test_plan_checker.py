@@ -159,6 +159,25 @@ def test_mutants_are_rejected(name: str) -> None:
     assert any(fault in found for found in faults), faults
 
 
+def with_barrier(plan: Plan) -> Plan:
+    """The same with a barrier in place of the workspace."""
+    spaces = (*plan.spaces, Space("barriers", 2 * BYTES))
+    return with_buffer(replace(plan, spaces=spaces), "s", role=Role.BARRIER, space="barriers", offset=0)
+
+
+def test_barriers_are_scratch_of_one_step_that_is_kept() -> None:
+    plan = with_barrier(example())
+    assert check_plan(plan) == ()
+    another = Buffer("t", Role.BARRIER, BYTES, "barriers", 128)
+    for mutant, fault in (
+        (with_step(plan, 5, Copy(whole("s"), whole("y"))), "step 5: s is a barrier, used as data"),
+        (with_step(plan, 4, plan.steps[4], plan.steps[4]), "step 5: barrier s belongs to step 4"),
+        (with_buffer(plan, "h", space="barriers", offset=256), "space barriers: it holds barriers, which are kept between calls"),
+        (replace(plan, buffers=(*plan.buffers, another)), "space barriers: barriers s and t share bytes"),
+    ):
+        assert any(fault in str(found) for found in check_plan(mutant)), fault
+
+
 def joined() -> Plan:
     """Two values written side by side into c, a Concat in place, then one of them and all of c read.
 

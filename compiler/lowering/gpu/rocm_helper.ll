@@ -9,10 +9,9 @@ define hidden void @prefuse_block_barrier() #0 {
   ret void
 }
 
-; A barrier of all blocks of a grid, which run at once (a cooperative launch). The counter is 0 when the grid begins, and each barrier
-; adds the number of blocks to it: the goal is what it is when all have come. Every wavefront fences for itself: stores of one are
-; not waited for by the fence of another.
-define hidden void @prefuse_grid_barrier(ptr addrspace(1) %counter, i32 %goal) #0 {
+; A barrier of all blocks of a grid, which run at once (a cooperative launch), by a counter as in cuda_helper.cuh. Every wavefront
+; fences for itself: stores of one are not waited for by the fence of another.
+define hidden void @prefuse_grid_barrier(ptr addrspace(1) %counter, i32 %blocks) #0 {
 entry:
   fence syncscope("agent") release
   call void @llvm.amdgcn.s.barrier()
@@ -20,11 +19,16 @@ entry:
   %is_first = icmp eq i32 %thread, 0
   br i1 %is_first, label %arrive, label %end
 arrive:
-  %before = atomicrmw add ptr addrspace(1) %counter, i32 1 syncscope("agent") monotonic
+  %block = call i32 @llvm.amdgcn.workgroup.id.x()
+  %is_other = icmp ne i32 %block, 0
+  %rest = sub i32 -2147483647, %blocks
+  %share = select i1 %is_other, i32 1, i32 %rest
+  %before = atomicrmw add ptr addrspace(1) %counter, i32 %share syncscope("agent") monotonic
   br label %look
 look:
   %seen = load atomic i32, ptr addrspace(1) %counter syncscope("agent") monotonic, align 4
-  %waits = icmp slt i32 %seen, %goal
+  %changed = xor i32 %seen, %before
+  %waits = icmp sgt i32 %changed, -1
   br i1 %waits, label %sleep, label %end
 sleep:
   call void @llvm.amdgcn.s.sleep(i32 1)
@@ -37,6 +41,7 @@ end:
 
 declare void @llvm.amdgcn.s.barrier()
 declare i32 @llvm.amdgcn.workitem.id.x()
+declare i32 @llvm.amdgcn.workgroup.id.x()
 declare void @llvm.amdgcn.s.sleep(i32 immarg)
 
 attributes #0 = { alwaysinline convergent nounwind }

@@ -13,6 +13,7 @@ from ....runtime.errors import CompileError
 from ....runtime.plan import (
     ALIGNMENT,
     ARENA_ROLES,
+    LASTING_ROLES,
     PAGE,
     SCRATCH,
     SHARED,
@@ -88,7 +89,7 @@ class PlanMemory(PlanPass):
                 size_bytes, packings[space.name] = packing.total_bytes, packing
                 for group, offset in zip(groups, packing.offsets, strict=True):
                     offsets.update((buffer.name, offset + within) for buffer, within in group)
-            size_bytes += _place_states([b for b in plan.buffers if b.space == space.name and b.role is Role.STATE], offsets)
+            size_bytes += _place_lasting([b for b in plan.buffers if b.space == space.name and b.role in LASTING_ROLES], offsets)
             spaces.append(replace(space, size_bytes=size_bytes))
         kept = (buffer for buffer in plan.buffers if buffer.role not in ARENA_ROLES or buffer.name in lifetimes)
         buffers = tuple(replace(buffer, offset=offsets.get(buffer.name)) for buffer in kept)
@@ -143,8 +144,8 @@ def _place_constants(constants: Sequence[Buffer], lifetimes: Mapping[str, range]
     return end
 
 
-def _place_states(states: Sequence[Buffer], offsets: dict[str, int]) -> int:
-    """Put states one after the other as they come, what renews one in its bytes; return the bytes they take.
+def _place_lasting(states: Sequence[Buffer], offsets: dict[str, int]) -> int:
+    """Put states or barriers one after the other as they come, what renews one in its bytes; return the bytes they take.
 
     So programs of equal states have them at equal places.
     """

@@ -24,16 +24,14 @@ BLOCKS, THREADS, ROUNDS = 5, 64, 7
 
 
 def ring(*, has_barrier: bool = True, missing: int = 0) -> DeviceFunction:
-    """A grid that clears, and one whose blocks each take twice their neighbour's number and one, in rounds.
+    """A grid that sets numbers, and one whose blocks each take twice their neighbour's and one, in rounds.
 
-    `missing`: how many blocks more than there are the barriers wait for.
+    `missing`: how many blocks come to no barrier.
     """
     builder = GpuBuilder()
-    counter, numbers = builder.parameter("counter", 1, "int32"), builder.parameter("numbers", 2 * BLOCKS, "float32")
+    numbers = builder.parameter("numbers", 2 * BLOCKS, "float32")
     with builder.chunks(BLOCKS, BLOCKS) as i:
         builder.store(numbers, i, tirx.Cast("float32", i))
-        with builder.when(tirx.EQ(i, 0)):
-            builder.store(counter, 0, tirx.const(0, "int32"))
     with builder.blocks(BLOCKS, THREADS) as (block, thread):
         shared = builder.shared(THREADS, "float32")
         with builder.loop(ROUNDS, name="round") as turn:
@@ -44,9 +42,9 @@ def ring(*, has_barrier: bool = True, missing: int = 0) -> DeviceFunction:
             with builder.when(tirx.EQ(thread, THREADS - 1)):
                 builder.store(numbers, BLOCKS - old + block, shared[0] * 2.0 + 1.0)
             if has_barrier:
-                builder.grid_barrier(counter, (turn + 1) * (BLOCKS + missing))
-            else:
-                builder.barrier()
+                with builder.when(block < BLOCKS - missing):
+                    builder.grid_barrier()
+            builder.barrier()
     return builder.function()
 
 
@@ -70,12 +68,13 @@ def loaded(function: DeviceFunction, folder: Path, target: Target) -> ctypes.CDL
 def run(function: DeviceFunction, library: ctypes.CDLL, order: int) -> np.ndarray:
     """What the grids leave, one after the other."""
     library.sim_order(order)
-    counter, numbers = np.full(1, 12345, np.int32), np.full(2 * BLOCKS, np.nan, np.float32)
-    pointers = [ctypes.c_void_p(one.ctypes.data) for one in (counter, numbers)]
+    numbers, counter = np.full(2 * BLOCKS, np.nan, np.float32), np.zeros(1, np.int32)
+    pointers = [ctypes.c_void_p(one.ctypes.data) for one in (numbers, counter)]
     places = (ctypes.c_void_p * 2)(*(ctypes.addressof(one) for one in pointers))
     for one in function.launches:
         if getattr(library, f"sim_{function_symbol('k', one.function)}")(one.blocks, one.threads, 0, places):
             raise SimulatedFaultError(library.sim_fault().decode())
+    assert counter[0] << 1 == 0
     return result(numbers)
 
 
@@ -111,19 +110,22 @@ def test_device_code_has_fences_around_the_arrival() -> None:
     assert "__restrict__" not in source  # no load may be moved across a barrier
 
 
-def works(driver: Driver, path: Path, *, is_cooperative: bool) -> tuple[list[KernelLaunch], int]:
+def works(driver: Driver, path: Path, stream: int, *, is_cooperative: bool) -> tuple[list[KernelLaunch], int]:
     """The two grids as a driver launches them, and the address of their numbers."""
     function = ring()
     binary = path.read_bytes() if isinstance(driver, SimulatedDriver) else simulated_cubin(path)
     module = driver.load(binary)
-    addresses = [driver.allocate(4), driver.allocate(8 * BLOCKS)]
+    addresses = [driver.allocate(8 * BLOCKS), driver.allocate(4)]
+    zero = np.zeros(1, np.int32)
+    driver.copy_in(addresses[1], zero.ctypes.data, zero.nbytes, stream)
+    driver.synchronize(stream)
     cells = (ctypes.c_uint64 * 2)(*addresses)
     made = []
     for one in function.launches:
         found = driver.function(module, function_symbol("k", one.function), 0)
         together = one.is_cooperative and is_cooperative
         made.append(KernelLaunch.of(found, (one.blocks, one.threads, 0), cells, "ring", (), together))
-    return made, addresses[1]
+    return made, addresses[0]
 
 
 def copied(driver: Driver, address: int, stream: int) -> np.ndarray:
@@ -146,8 +148,8 @@ def driver(request: pytest.FixtureRequest) -> Driver:
 
 def test_launches_are_cooperative(driver: Driver, tmp_path: Path) -> None:
     with driver.active():
-        made, address = works(driver, compile_simulation({"k": ring()}, tmp_path), is_cooperative=True)
         stream = driver.new_stream()
+        made, address = works(driver, compile_simulation({"k": ring()}, tmp_path), stream, is_cooperative=True)
         for one in made:
             driver.launch(one, stream)
         np.testing.assert_array_equal(copied(driver, address, stream), expected())
@@ -161,7 +163,7 @@ def test_launches_are_cooperative(driver: Driver, tmp_path: Path) -> None:
 
 def test_a_launch_that_does_not_say_so_fails(tmp_path: Path) -> None:
     driver = SimulatedDriver()
-    made, _ = works(driver, compile_simulation({"k": ring()}, tmp_path), is_cooperative=False)
+    made, _ = works(driver, compile_simulation({"k": ring()}, tmp_path), 0, is_cooperative=False)
     driver.launch(made[0], 0)
     with pytest.raises(DriverError, match="not cooperative"):
         driver.launch(made[1], 0)

@@ -63,21 +63,33 @@ def launches(one: Case, target: Target = CUDA) -> list[tuple[int, bool]]:
     return [(grid.blocks, grid.is_cooperative) for grid in function.launches]
 
 
-def test_both_directions_are_two_grids() -> None:
-    """The projection, and all steps of both."""
-    found = launches(of_torch("GRU", 7, 2, 20, 96, "bidirectional"))
-    assert found[1:] == [(24, True)]
-    assert not found[0][1]
+@pytest.mark.parametrize(("direction", "blocks"), [("forward", 12), ("bidirectional", 24)])
+def test_all_steps_of_all_directions_are_one_grid(direction: str, blocks: int) -> None:
+    assert launches(of_torch("GRU", 7, 2, 20, 96, direction)) == [(blocks, True)]
 
 
-def test_weights_too_large_for_shared_memory_are_read_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrent_gpu, "_SHARED_BYTES", 7000)
-    check([on_gpu(of_torch("LSTM", 3, 2, 5, 40))], tmp_path)
+def test_blocks_of_one_step_do_not_meet() -> None:
+    assert launches(of_torch("LSTM", 1, 2, 20, 96)) == [(12, False)]
+
+
+@pytest.mark.parametrize("most", [12000, 17000, 22000], ids="{} bytes".format)
+def test_weights_too_large_for_shared_memory_are_read_from_memory(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None, those of the inputs alone, and those of the states alone are kept."""
+    monkeypatch.setattr(recurrent_gpu, "_MOST_BYTES", most)
+    check([on_gpu(of_torch("LSTM", 3, 2, inputs, 40)) for inputs in (5, 70)], tmp_path)
+
+
+def test_inputs_longer_than_what_is_loaded_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent_gpu, "_INPUT_DEPTH", 8)
+    monkeypatch.setattr(recurrent_gpu, "_INPUT_ROWS", 3)
+    check([on_gpu(of_torch("GRU", 3, 3, inputs, 12)) for inputs in (7, 8, 29)], tmp_path)
 
 
 def test_a_missing_meeting_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that go on with what others have not written yet give wrong states."""
-    monkeypatch.setattr("prefuse.kernels.codegen.gpu_builder.GpuBuilder.grid_barrier", lambda self, counter, goal: self.barrier())
+    monkeypatch.setattr("prefuse.kernels.codegen.gpu_builder.GpuBuilder.grid_barrier", lambda self: self.barrier())
     with pytest.raises((AssertionError, SimulatedFaultError)):
         check([on_gpu(of_torch("GRU", 4, 2, 5, 40))], tmp_path)
 
@@ -99,7 +111,7 @@ def no_inputs() -> Case:
         (no_steps, "nothing to compute"),
         (no_inputs, "nothing to compute"),
         (lambda: of_torch("GRU", 2, 1, 3, 8, dtype=np.float64), "multiply float32"),
-        (lambda: of_torch("RNN", 1, 4, 1, 3000), "does not hold the state"),
+        (lambda: of_torch("RNN", 1, 4, 1, 16000), "does not hold the state"),
     ],
 )
 def test_refusals(made: Callable[[], Case], reason: str) -> None:

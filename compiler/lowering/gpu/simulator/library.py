@@ -24,7 +24,7 @@ from .ptx import simulate_instructions
 _INCLUDE = Path(__file__).with_name("include")
 _SIGNATURE = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(([^)]*)\) \{')
 _STATIC = re.compile(r"__shared__ alignas\((\d+)\) (\w+(?: \w+)?) (\w+)\[(\d+)\];")
-_DYNAMIC = re.compile(r"extern __shared__ __align__\(\d+\) uchar (\w+)\[\];")
+_DYNAMIC = re.compile(r"extern __shared__ __align__\(\d+\) (\w+(?: \w+)?) (\w+)\[\];")
 _QUALIFIERS = re.compile(r"__restrict__|__grid_constant__ |const (?=__grid_constant__)")
 _MEETING = re.compile(r"__syncthreads|__syncwarp|__shfl|tvm_builtin_|prefuse_grid_barrier")
 _BYTES = {"char": 1, "uchar": 1, "signed char": 1, "bool": 1, "short": 2, "ushort": 2, "half": 2, "nv_bfloat16": 2}
@@ -106,6 +106,12 @@ def simulated_source(source: str) -> str:
     return "\n".join(['#include "cudasim.h"', simulate_instructions(head), *functions, ""])
 
 
+def _dynamic(array: re.Match[str]) -> str:
+    """The array of the bytes that the launch asks for. Bytes are for instructions of PTX, which take addresses."""
+    kind, name = array[1], array[2]
+    return f"uchar* {name} = (uchar*)sim::shared.data();" if kind == "uchar" else f"sim::Array<{kind}> {name}{{0}};"
+
+
 def _function(text: str) -> Iterator[str]:
     """One kernel, its shared arrays in the simulator's memory, and what launches it.
 
@@ -123,7 +129,7 @@ def _function(text: str) -> Iterator[str]:
         return f"sim::Array<{kind}> {name}{{sim::dynamic_bytes + {begin}}};"
 
     body = _STATIC.sub(placed, text)
-    yield _DYNAMIC.sub(r"uchar* \1 = (uchar*)sim::shared.data();", body)
+    yield _DYNAMIC.sub(_dynamic, body)
     types = [_QUALIFIERS.sub("", one.strip().rpartition(" ")[0]) for one in found[2].split(",")]
     arguments = ", ".join(f"*({kind}*)a[{position}]" for position, kind in enumerate(types))
     meets = str(bool(_MEETING.search(text))).lower()

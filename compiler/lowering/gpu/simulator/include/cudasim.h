@@ -21,7 +21,7 @@ typedef unsigned int uint;
 inline void __syncthreads() { sim::leave(sim::AT_BARRIER); }
 inline void __threadfence() {}
 inline void __nanosleep(unsigned) { sim::leave(sim::ASLEEP); }
-inline int atomicAdd(int* to, int value) {
+inline unsigned atomicAdd(unsigned* to, unsigned value) {
   int old = *to;
   *to = old + value;
   return old;
