@@ -122,7 +122,7 @@ TEMPLATES: tuple[Template, ...] = (
     _channels_last("transposed_convolution_channels_last", transposed_convolution_channels_last.plan, {"ConvTranspose"}),
     _channels_last("pooling_channels_last", pooling_channels_last.plan, pooling.OPERATORS),
     Template("convolution", convolution.plan, frozenset(["Conv", "ConvTranspose"]), has_prologue=True, reads_narrow=True),
-    Template("recurrent", recurrent.plan, recurrent.OPERATORS, reads_narrow=True, reads_weights=True),
+    Template("recurrent", recurrent.plan, recurrent.OPERATORS, has_surroundings=True, reads_narrow=True, reads_weights=True),
     Template("linear_attention", at_floors(linear_attention.build, linear_attention.obstacle), linear_attention.OPERATORS),
     Template("selection", at_floors(selection.build, selection.obstacle), selection.OPERATORS),
     Template("suppression", at_floors(suppression.build, suppression.obstacle), suppression.OPERATORS),
@@ -149,7 +149,7 @@ GPU_TEMPLATES: tuple[Template, ...] = (
     _channels_last("gpu_mma_convolution", gpu_mma_convolution.plan, {"Conv"}),
     _channels_last("gpu_mma_transposed", gpu_mma_transposed.plan, {"ConvTranspose"}),
     _channels_last("gpu_depthwise", depthwise_gpu.plan, {"Conv"}),
-    Template("gpu_recurrent", recurrent_gpu.plan, recurrent.OPERATORS),
+    Template("gpu_recurrent", recurrent_gpu.plan, recurrent.OPERATORS, has_surroundings=True),
     Template("gpu_convolution", gpu_convolution.plan, gpu_convolution.OPERATORS),
 )
 _OF_GPUS = frozenset(template.name for template in GPU_TEMPLATES)

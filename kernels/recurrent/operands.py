@@ -9,10 +9,11 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.plan import TensorType
-from ..codegen.builder import Buffer, Expr, KernelBuilder
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..groups.group import Group, Op
 from ..template.contract import Operand
 from ..template.loops import accumulator_type
+from ..template.views import permutation, result_of
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,47 @@ class PackGates:
         return np.stack(np.split(packed, self.k_pack, 3), -1) if self.k_pack > 1 else np.ascontiguousarray(packed)
 
 
+def order_obstacle(group: Group, op: Op) -> str:
+    """Why X cannot be read, or Y not stored, as the group's other operators order them; empty if they can.
+
+    Before the operator only a Transpose of X may be, which exchanges steps and batch. Behind it each alone reads the one before,
+    and the units of a step stay neighbours.
+    """
+    before, behind = _orders(group, op)
+    if len(before) > 1 or any(not _exchanges(group, one, op) for one in before):
+        return f"{before[0].op_type} does not only exchange steps and batch of what it alone reads"
+    name, hidden = op.outputs[0], group.types[op.inputs[2]].shape[2]
+    for one in behind:
+        result = result_of(group, one)
+        if result is None or one.inputs[0] != name or group.reader_counts.get(name) != 1:
+            return f"{one.op_type} is no other order of a sequence that it alone reads"
+        rank, name = len(group.types[name].shape), one.outputs[0]
+        shape = group.types[name].shape
+        if result(group, one, (*[0] * (rank - 1), 1)) != (*[0] * (len(shape) - 1), 1) or shape[-1] % max(hidden, 1):
+            return f"{one.op_type} puts others between the units of a step"
+    return f"{behind[-1].op_type} is not what the group gives" if behind and name not in group.outputs else ""
+
+
+def _exchanges(group: Group, one: Op, op: Op) -> bool:
+    """Whether an operator gives X alone, by exchanging its first two dimensions."""
+    x = op.inputs[0]
+    is_read_alone = one.outputs[0] == x and group.reader_counts.get(x) == 1 and x not in group.outputs
+    return is_read_alone and one.op_type == "Transpose" and permutation(group, one) == (1, 0, 2)
+
+
+def _orders(group: Group, op: Op) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
+    """The group's other operators before and behind the recurrent one."""
+    place = next(i for i, one in enumerate(group.ops) if one is op)
+    return group.ops[:place], group.ops[place + 1 :]
+
+
 class RecurrentOperands:
-    """Inputs and outputs of a GRU, LSTM or RNN. Names are "" where they are absent; `outputs` are Y, Y_h, Y_c.
+    """Inputs and outputs of a GRU, LSTM or RNN. Names are "" where they are absent; `outputs` are Y, Y_h, Y_c. Y is stored in the
+    order of the group's operators behind it, if there are any.
 
     `dtype` is the type of the arithmetic; operands of bfloat16 or float16 are converted when they are read. With `batch_first`
-    (layout 1) the batch is the first dimension of X, Y and the states, else steps and directions come before it.
+    (layout 1) the batch is the first dimension of Y and the states, else steps and directions come before it; with
+    `x_batch_first` it is that of X, which is read before a Transpose, if the group has one.
     """
 
     def __init__(self, group: Group, op: Op, builder: KernelBuilder) -> None:
@@ -61,10 +98,15 @@ class RecurrentOperands:
         names = (*op.inputs, *[""] * 8)
         self.x, self.w, self.r, self.bias = names[:4]
         self.lengths, self.initial, self.peepholes = names[4], names[5:7], names[7]
-        self.outputs = (*op.outputs, "", "", "")[:3]
+        before, self.orders = _orders(group, op)
+        if before:
+            self.x = before[0].inputs[0]
+        outputs = (self.orders[-1].outputs[0], *op.outputs[1:]) if self.orders else op.outputs
+        self.outputs = (*outputs, "", "", "")[:3]
         self.batch_first = bool(op.attribute("layout", 0))
+        self.x_batch_first = self.batch_first != bool(before)
         first, second, self.inputs = group.types[self.x].shape
-        self.steps, self.batch = (second, first) if self.batch_first else (first, second)
+        self.steps, self.batch = (second, first) if self.x_batch_first else (first, second)
         self.directions, lines, self.hidden = group.types[self.r].shape
         self.gates = lines // max(self.hidden, 1)
         self.reverse = op.attribute("direction", "forward") == "reverse"
@@ -107,12 +149,19 @@ class RecurrentOperands:
 
     def x_line(self, time: Expr, b: Expr) -> Expr:
         """Number of a row of X, and of its input projection."""
-        return b * self.steps + time if self.batch_first else time * self.batch + b
+        return b * self.steps + time if self.x_batch_first else time * self.batch + b
 
     def y_offset(self, direction: Expr, time: Expr, b: Expr) -> Expr:
+        """Offset of unit 0 of a step in Y."""
+        index: Index = (time, direction, b, 0)
+        shape: tuple[int, ...] = (self.steps, self.directions, self.batch, self.hidden)
         if self.batch_first:
-            return ((b * self.steps + time) * self.directions + direction) * self.hidden
-        return ((time * self.directions + direction) * self.batch + b) * self.hidden
+            index, shape = (b, time, direction, 0), (self.batch, self.steps, self.directions, self.hidden)
+        for one in self.orders:
+            result = result_of(self.group, one)
+            assert result is not None, "refused before"
+            index, shape = result(self.group, one, index), self.group.types[one.outputs[0]].shape
+        return row_major(index, shape)
 
     def state_offset(self, direction: Expr, b: Expr) -> Expr:
         """Offset in the operator's initial and last states."""

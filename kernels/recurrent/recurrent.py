@@ -32,7 +32,7 @@ from ..template.kernel import finish, new_builder
 from ..template.loops import bound_unravel, sweep
 from .cells import HIDDEN, Activation, Cell, activations_of, cell_of
 from .estimate import recurrence_estimate
-from .operands import RecurrentOperands
+from .operands import RecurrentOperands, order_obstacle
 from .products import Element, RowProduct, pitch_of
 from .projection import project
 from .quantized_rows import ByteProduct
@@ -53,10 +53,12 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
 
 
 def recurrence_of(group: Group, target: Target, kind: type[_Kind]) -> _Kind | Refusal:
-    """The kernel to be built of a group that is one recurrent operator."""
-    if len(group.ops) != 1 or group.ops[0].op_type not in OPERATORS:
+    """The kernel to be built of a group that is one recurrent operator, and what orders its inputs and its sequence otherwise."""
+    op = next((one for one in group.ops if one.op_type in OPERATORS), None)
+    if op is None:
         return Refusal("is no GRU, LSTM or RNN")
-    op = group.ops[0]
+    if reason := order_obstacle(group, op):
+        return Refusal(reason)
     if (dtype := group.types[op.inputs[0]].dtype) not in _TYPES:
         return Refusal(f"no recurrence of {dtype}")
     if (fault := _bytes_fault(group, op)) is not None:

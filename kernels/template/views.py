@@ -34,6 +34,12 @@ def view_of(group: Group, op: Op) -> View | None:
     return None if view is None or view.obstacle(group, op) else view
 
 
+def result_of(group: Group, op: Op) -> Callable[[Group, Op, Index], Index] | None:
+    """Where an operator puts the element at an index of its operand; None if it is no one-to-one view."""
+    view = view_of(group, op)
+    return None if view is None else view.result
+
+
 def reshape_index(index: Index, shape: Sequence[int], source: Sequence[int]) -> Index:
     """The index in shape `source` of the element at `index` of `shape`; both are row-major with equally many elements."""
     place: list[Expr] = [0] * len(source)

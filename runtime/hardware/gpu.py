@@ -53,11 +53,16 @@ class GpuMachine:
         return self.launch_us * self.ghz * 1e3
 
 
-# Whitepapers of A100, H100, CDNA3, and AMD's figures of the Radeon RX 7900 XTX, without its pairs of float32 operations.
+# Whitepapers of V100, T4, A100, A10, L40S, H100, CDNA3, and AMD's figures of the Radeon RX 7900 XTX, without its pairs of float32
+# operations.
 # On Hopper mma.sync reaches 62.9% of what wgmma does (Luo et al.: Benchmarking and Dissecting
 # the Nvidia Hopper GPU Architecture via Microbenchmarking, 2024); the memory's rate there is that of a measured copy.
 _ROWS = {
+    "sm_70": GpuMachine("sm_70", 80, 1.53, 1024, 128, 900, 96 << 10, 96 << 10, l2_size_bytes=6 << 20),
+    "sm_75": GpuMachine("sm_75", 40, 1.59, 1024, 128, 320, 64 << 10, 64 << 10, l2_size_bytes=4 << 20),
     "sm_80": GpuMachine("sm_80", 108, 1.41, 2048, 128, 1935, 163 << 10, 164 << 10, l2_size_bytes=40 << 20, memory_latency=600),
+    "sm_86": GpuMachine("sm_86", 72, 1.695, 1024, 256, 600, 99 << 10, 100 << 10, l2_size_bytes=6 << 20),
+    "sm_89": GpuMachine("sm_89", 142, 2.52, 1024, 256, 864, 99 << 10, 100 << 10, l2_size_bytes=96 << 20),
     "sm_90": GpuMachine("sm_90", 132, 1.755, 2576, 256, 4300, 227 << 10, 228 << 10, warpgroup_flops=4096),
     "gfx942": GpuMachine(
         "gfx942",
@@ -95,11 +100,18 @@ _ROWS = {
 }
 
 
+# Rows by the first architecture of NVIDIA that they are for. Blocks have the shared memory that the table of compute capabilities
+# in CUDA's programming guide says: the consumers' GPUs, sm_120 too, 99 KiB where the data centers' have more.
+_FIRST = (
+    (120, "sm_89"), (90, "sm_90"), (88, "sm_89"), (87, "sm_80"), (81, "sm_86"), (80, "sm_80"), (75, "sm_75"), (0, "sm_70"),
+)  # fmt: skip
+
+
 def gpu_machine(level: str) -> GpuMachine:
     """The row of an architecture such as "sm_86", or of the one that is known and most like it."""
     if not (found := re.fullmatch(r"sm_(\d+)[af]?", level)):
         return _ROWS["gfx942" if len(level) == len("gfx942") else "gfx1100"]  # CDNA, RDNA
-    return _ROWS["sm_80" if int(found[1]) < 90 else "sm_90"]
+    return _ROWS[next(row for first, row in _FIRST if int(found[1]) >= first)]
 
 
 def has_half_products(level: str) -> bool:

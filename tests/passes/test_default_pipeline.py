@@ -29,7 +29,7 @@ from prefuse.tests.sample import sample_number
 _TARGET = Target.parse("cpu:avx512")  # whatever machine this runs on
 _PASSES = [one for one in parse_pipeline(DEFAULT_PIPELINE, PASSES) if isinstance(one, Pass)]
 _FUSING = [one for one in _PASSES if one.name not in without_fusion(DEFAULT_PIPELINE).split(",")]
-_OUTLINING = ("fuse-gather", "fuse-rows", "fuse-epilogue", "merge-groups")
+_OUTLINING = ("fuse-gather", "fuse-rows", "fuse-epilogue", "merge-groups", "fuse-reorders")
 _TOLERANCE = 1e-5  # relative, of the 2-norm
 _NETWORKS = int(os.environ.get("PREFUSE_TEST_EXAMPLES", "100"))  # others each day
 

@@ -18,7 +18,7 @@ from prefuse.runtime.target import Target
 from prefuse.tests.scaling import assert_scales
 
 _IDLE = {  # these only look through the model
-    "assign-formats", "bound-shapes", "fuse-gather", "fuse-prologue", "keep-weights", "merge-parallel-matmul",
+    "assign-formats", "bound-shapes", "fuse-gather", "fuse-prologue", "fuse-reorders", "keep-weights", "merge-parallel-matmul",
     "order-concats", "place-casts", "quantize-weights", "reassociate-product", "share-tables", "sink-scales", "split-weights",
 }  # fmt: skip
 _BLOCKS = 8

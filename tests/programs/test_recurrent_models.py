@@ -8,6 +8,7 @@ import numpy as np
 import prefuse
 import pytest
 import torch
+from prefuse.compiler.programs.specialize import SpecializedModel
 
 
 @pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
@@ -21,6 +22,10 @@ def test_torch_modules(kind: str) -> None:
     with torch.no_grad():
         expected = module(x, state)
     _agree(compiled(x, state), expected)
+    assert isinstance(compiled, SpecializedModel)
+    templates = {kernel.template for program in compiled.programs for kernel in program.plan.kernels}
+    if kind != "RNN":  # whose steps torch exports
+        assert templates == {"recurrent"}, "nothing only orders the layers' inputs and sequences"
 
 
 class Encoder(torch.nn.Module):

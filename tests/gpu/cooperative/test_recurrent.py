@@ -15,7 +15,7 @@ from prefuse.kernels.template.contract import Refusal
 from prefuse.runtime.target import Target
 
 from ...kernels.harness import Case, build
-from ...kernels.recurrent.test_recurrent import GATES, case, of_runtime, of_torch, operands, runtime, without
+from ...kernels.recurrent.test_recurrent import GATES, case, in_other_orders, of_runtime, of_torch, operands, runtime, without
 from ...sample import dealt
 from ..simulator import CUDA, RDNA, ROCM, SimulatedFaultError, check
 
@@ -42,7 +42,7 @@ def cases(op: str) -> list[Case]:
         of_runtime(op, first, direction="bidirectional", layout=1),
         of_runtime(op, without(both, "lengths", "h", "c", "b", "p"), direction="bidirectional", wanted="y"),
     ]
-    return [on_gpu(one) for one in made]
+    return [on_gpu(one) for one in (*made, *in_other_orders(op))]
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -15,6 +16,7 @@ from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.recurrent import recurrent
 from prefuse.kernels.template.contract import Refusal
 from prefuse.runtime.precision import Precision
+from prefuse.runtime.target import Target
 
 from ..harness import LEVELS, Case, check, check_in_turn, run, target_of, type_of
 
@@ -71,6 +73,71 @@ def case(
     group = Group((node,), tuple(arrays), tuple(results), types, frozenset(constants) & arrays.keys(), precision=precision)
     label = f"{op} {arrays['x'].shape} {arrays['r'].shape[2]} {attributes} {wanted}"
     return Case(group, arrays, list(results.values()), tolerance, tolerance, label, "recurrent")
+
+
+def reordered(one: Case, order: Sequence[int]) -> Case:
+    """The same with a Transpose of Y behind the operator, through a view without directions if those are not in the order."""
+    group, (op,) = one.group, one.group.ops
+    shape, kind = group.types["y"].shape, group.types["y"]
+    ops, y, expected = [op], "y", one.expected[0]
+    if len(order) < len(shape):
+        y, expected = "squeezed", expected.reshape(shape[:1] + shape[2:])
+        ops.append(Op("Squeeze", ("y",), (y,), {}))
+    ops.append(Op("Transpose", (y,), ("ordered",), {"perm": tuple(order)}))
+    ordered = np.ascontiguousarray(expected.transpose(order))
+    types = {**group.types, y: replace(kind, shape=expected.shape), "ordered": replace(kind, shape=ordered.shape)}
+    outputs = ("ordered", *group.outputs[1:])
+    changed = replace(group, ops=tuple(ops), outputs=outputs, types=types)
+    return replace(one, group=changed, expected=[ordered, *one.expected[1:]], label=f"{one.label} {order}")
+
+
+def exchanged(one: Case) -> Case:
+    """The same with a Transpose before the operator, which makes its inputs of those whose batch comes first."""
+    group, x = one.group, np.ascontiguousarray(one.arrays["x"].swapaxes(0, 1))
+    before = Op("Transpose", ("stored",), ("x",), {"perm": (1, 0, 2)})
+    names = tuple("stored" if name == "x" else name for name in group.inputs)
+    types = {**group.types, "stored": replace(group.types["x"], shape=x.shape)}
+    arrays = {name: one.arrays[name] for name in one.arrays if name != "x"} | {"stored": x}
+    return replace(one, group=replace(group, ops=(before, *group.ops), inputs=names, types=types), arrays=arrays)
+
+
+def in_other_orders(op: str) -> list[Case]:
+    both = operands(op, 4, 3, 5, 19, 2)
+    return [
+        reordered(of_torch(op, 5, 3, 4, 6, "bidirectional"), (0, 2, 1, 3)),
+        reordered(of_torch(op, 5, 3, 4, 6, "bidirectional"), (2, 0, 1, 3)),
+        reordered(of_torch(op, 4, 2, 4, 37), (1, 0, 2)),
+        reordered(of_runtime(op, both, direction="bidirectional", wanted="y"), (0, 2, 1, 3)),
+        exchanged(of_torch(op, 5, 3, 4, 6, "bidirectional")),
+        exchanged(reordered(of_runtime(op, both, direction="bidirectional"), (2, 0, 1, 3))),
+    ]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("op", GATES)
+def test_sequences_in_other_orders(op: str, level: str) -> None:
+    check_in_turn(in_other_orders(op), level)
+
+
+@pytest.mark.parametrize(
+    ("order", "reason"),
+    [((0, 3, 1, 2), "puts others between the units of a step"), ((1, 0, 2, 3), "")],
+)
+def test_orders_that_are_refused(order: Sequence[int], reason: str) -> None:
+    one = reordered(of_torch("RNN", 5, 3, 4, 6, "bidirectional"), order)
+    found = recurrent.plan(one.group, Target("cpu", "avx2"))
+    assert (found.reason if isinstance(found, Refusal) else "") == (f"Transpose {reason}" if reason else "")
+
+
+def test_inputs_in_other_orders_that_are_refused() -> None:
+    one = exchanged(of_torch("RNN", 5, 3, 4, 6))
+    before, op = one.group.ops
+    other = replace(before, attributes={"perm": (0, 1, 2)})
+    types = {**one.group.types, "stored": one.group.types["x"]}
+    for group in (replace(one.group, ops=(other, op), types=types), replace(one.group, outputs=(*one.group.outputs, "x"))):
+        found = recurrent.plan(group, Target("cpu", "avx2"))
+        assert isinstance(found, Refusal)
+        assert found.reason == "Transpose does not only exchange steps and batch of what it alone reads"
 
 
 def runtime(op: str, arrays: Arrays, **attributes: Any) -> list[np.ndarray]:
