@@ -273,7 +273,7 @@ class _Search:
         """Whether some section of a part can no longer end within the capacity."""
         flat, starts = self._problem.members(part.begin, part.end)
         lowest, left = np.minimum.reduceat(lows[flat], starts), totals[part.begin : part.end]
-        return np.count_nonzero((np.maximum(lowest, offset) + left > self._capacity) & (left > 0)) > 0
+        return bool(np.count_nonzero((np.maximum(lowest, offset) + left > self._capacity) & (left > 0)))
 
 
 def _without(array: np.ndarray, position: int) -> np.ndarray:
