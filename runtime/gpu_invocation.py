@@ -136,6 +136,8 @@ class GpuInvocation:
     def __call__(self, *addresses: int) -> None:
         with self._gpu.active():
             try:
+                if not self._is_clear:
+                    self._clear_barriers()
                 self._run(addresses)
             except (DriverError, GpuMemoryError) as error:
                 self._is_primed = self._is_clear = False
@@ -168,8 +170,6 @@ class GpuInvocation:
         for work in () if self._is_primed else self._first:
             issue(gpu, work, stream)
         self._is_primed = False
-        if not self._is_clear:
-            self._clear_barriers()
         self._issue(stream)
         self._is_primed = True
         for buffer, address, (device, pinned), is_there in back:

@@ -66,7 +66,8 @@ def order_obstacle(group: Group, op: Op) -> str:
             return f"{one.op_type} is no other order of a sequence that it alone reads"
         rank, name = len(group.types[name].shape), one.outputs[0]
         shape = group.types[name].shape
-        if result(group, one, (*[0] * (rank - 1), 1)) != (*[0] * (len(shape) - 1), 1) or shape[-1] % max(hidden, 1):
+        second = result(group, one, (*[0] * (rank - 1), 1))  # the place of a unit behind one in the first place of all
+        if hidden > 1 and (second != (*[0] * (len(shape) - 1), 1) or shape[-1] % hidden):
             return f"{one.op_type} puts others between the units of a step"
     return f"{behind[-1].op_type} is not what the group gives" if behind and name not in group.outputs else ""
 

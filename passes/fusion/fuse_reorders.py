@@ -60,9 +60,9 @@ def _exchange_before(model: ir.Model, node: ir.Node) -> list[ir.Node]:
     recurrence = _recurrence_of(model, node)
     assert recurrence is not None, "chosen before"
     x = recurrence.inputs[0]
-    if recurrence is not node:
+    if recurrence is not node and x is not None:
         parameters = list(body_of(model, node).inputs)
-        x = node.inputs[parameters.index(x)] if x in parameters else None
+        x = node.inputs[parameters.index(x)] if x in parameters and len(x.uses()) == 1 else None
     maker = None if x is None or x.is_graph_output() or len(x.uses()) != 1 else x.producer()
     if maker is None or not _is_transpose(maker) or maker.graph is not node.graph:
         return []
@@ -84,7 +84,7 @@ def _reorders_behind(model: ir.Model, node: ir.Node) -> list[ir.Node] | Rejectio
     while len(readers := value.consumers()) == 1 and not value.is_graph_output():
         (reader,) = readers
         result = reader.outputs[0]
-        if reader.graph is not node.graph or reader.inputs[0] is not value or not (is_view(reader) or _is_transpose(reader)):
+        if reader.graph is not node.graph or reader.inputs[0] is not value or not _is_reorder(reader):
             return nodes[:legal]
         if (fault := _parts_units(reader, shape[2])) is not None:
             return nodes[:legal] if legal or is_view(reader) else Rejection(fault, (node, reader))
@@ -106,7 +106,12 @@ def _parts_units(reorder: ir.Node, hidden: int) -> str | None:
         order = reorder.attributes.get_ints("perm", ())
         return None if order and order[-1] == len(order) - 1 else why
     shape = static_shape(reorder.outputs[0])
-    return None if shape and shape[-1] and shape[-1] % hidden == 0 else why
+    return None if shape and shape[-1] and hidden and shape[-1] % hidden == 0 else why
+
+
+def _is_reorder(node: ir.Node) -> bool:
+    """Whether kernels store through a node. An Identity is there only where its result must be another value."""
+    return _is_transpose(node) or (is_view(node) and node.op_type != "Identity")
 
 
 def _is_transpose(node: ir.Node) -> bool:

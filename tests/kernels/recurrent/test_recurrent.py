@@ -107,6 +107,7 @@ def in_other_orders(op: str) -> list[Case]:
         reordered(of_torch(op, 5, 3, 4, 6, "bidirectional"), (0, 2, 1, 3)),
         reordered(of_torch(op, 5, 3, 4, 6, "bidirectional"), (2, 0, 1, 3)),
         reordered(of_torch(op, 4, 2, 4, 37), (1, 0, 2)),
+        reordered(of_torch(op, 4, 2, 4, 1), (1, 0, 2)),
         reordered(of_runtime(op, both, direction="bidirectional", wanted="y"), (0, 2, 1, 3)),
         exchanged(of_torch(op, 5, 3, 4, 6, "bidirectional")),
         exchanged(reordered(of_runtime(op, both, direction="bidirectional"), (2, 0, 1, 3))),
