@@ -22,6 +22,7 @@ from prefuse.runtime.hardware.gpu import gpu_machine
 from ...kernels.attention.attention_cases import attend
 from ...kernels.convolution.channels_last_cases import convolution
 from ...kernels.harness import operator
+from ...kernels.recurrent.test_recurrent import of_torch
 from ...sample import every
 from ..simulator import ROCM
 from ..test_byte_products import product as byte_product
@@ -125,6 +126,17 @@ def test_attention() -> None:
         assert loop.count("v_exp") == scores + 1
         others = sum(number for kind, number in loop.kinds().items() if kind.startswith("v_") and "mfma" not in kind)
         assert others < 12 * scores
+
+
+def test_recurrences() -> None:
+    """Nothing of the block that stays for all steps is spilled."""
+    cases = {
+        "gru": of_torch("GRU", 24, 1, 256, 512, "bidirectional"),
+        "lstm": of_torch("LSTM", 128, 32, 512, 1024),
+    }
+    for name, code in codes({name: case.group for name, case in cases.items()}).items():
+        for fact in ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size"):
+            assert code.fact(fact) == 0, f"{name}: {fact}"
 
 
 def test_large_products() -> None:
