@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
+from typing import ClassVar
 
 from tvm import tirx
 
@@ -78,8 +79,7 @@ class Layout:
     elements: int
     keeps_recurrent: bool
     keeps_input: bool
-
-    loaded = 0
+    loaded: ClassVar[int] = 0
 
     @property
     def shared_bytes(self) -> int:

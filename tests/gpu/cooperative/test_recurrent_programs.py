@@ -86,6 +86,7 @@ def test_a_call_after_one_that_failed() -> None:
         context(x)
     with mock.patch.object(SimulatedDriver, "launch_graph", side_effect=DriverError("failed", 1)), pytest.raises(DeviceError):
         context(x)
+    assert allocated
     for address in allocated:
         ctypes.memset(address, 0x7F, 4)
     np.testing.assert_allclose(np.asarray(context(x)), module(x).detach().numpy(), atol=1e-5)
