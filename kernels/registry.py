@@ -46,11 +46,11 @@ from .linalg import matmul_gpu as gpu_matmul
 from .movement import gather, injective, scatter, sequence
 from .pooling import pooling, pooling_channels_last, pooling_indices, regions
 from .recurrent import recurrent, recurrent_gpu
-from .reduction import arg_reduction, normalization, reduction, rows, rows_gpu, scan
+from .reduction import arg_reduction, normalization, reduction, rows, rows_gpu, scan, scan_gpu
 from .reduction import normalization_gpu as gpu_normalization
 from .reduction import reduction_gpu as gpu_reduction
 from .sampling import grid_sample, resize
-from .sorting import selection, suppression, topk, unique
+from .sorting import selection, suppression, topk, topk_gpu, unique
 from .symbolic import at_hint, domain_of, write_symbolic
 from .template.contract import BuiltKernel, Candidate, Planner, Refusal, Template, at_floors
 from .template.values import (
@@ -149,6 +149,8 @@ GPU_TEMPLATES: tuple[Template, ...] = (
     _channels_last("gpu_mma_convolution", gpu_mma_convolution.plan, {"Conv"}),
     _channels_last("gpu_mma_transposed", gpu_mma_transposed.plan, {"ConvTranspose"}),
     _channels_last("gpu_depthwise", depthwise_gpu.plan, {"Conv"}),
+    Template("gpu_scan", at_floors(scan_gpu.build), scan.OPERATORS),
+    Template("gpu_topk", at_floors(topk_gpu.build, topk.obstacle), topk.OPERATORS),
     Template("gpu_recurrent", recurrent_gpu.plan, recurrent.OPERATORS, has_surroundings=True),
     Template("gpu_convolution", gpu_convolution.plan, gpu_convolution.OPERATORS),
 )

@@ -22,11 +22,11 @@ from ..template.kernel import finish, machine_of, new_builder
 from ..template.loops import accumulator_type
 from .reduction_loops import block_slots
 
-_SCANS: dict[str, tuple[int, Callable[[Expr, Expr], Expr]]] = {
+SCANS: dict[str, tuple[int, Callable[[Expr, Expr], Expr]]] = {
     "CumProd": (1, lambda a, b: a * b),
     "CumSum": (0, lambda a, b: a + b),
 }
-OPERATORS = frozenset(_SCANS)
+OPERATORS = frozenset(SCANS)
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
@@ -59,7 +59,7 @@ def _build(group: Group, shape: tuple[int, ...], axis: int, target: Target) -> B
     if not kind.elements:
         return finish("scan", builder, group, flops=0)
     length, inner = shape[axis], prod(shape[axis + 1 :])
-    initial, combine = _SCANS[op.op_type]
+    initial, combine = SCANS[op.op_type]
     working = accumulator_type(kind.dtype)
     is_exclusive, is_backwards = bool(op.attribute("exclusive", 0)), bool(op.attribute("reverse", 0))
     lanes, columns = (1, 1) if builder.is_grid else block_slots(builder.lanes(working), inner)

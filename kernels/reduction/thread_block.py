@@ -35,16 +35,8 @@ class ThreadBlock(Block):
 
     def bring_together(self, total: Buffer, combine: Combine) -> None:
         """Combine the accumulators of all threads in each one's slot 0, by a tree reduction of fixed order."""
-        builder, width, zero = self._builder, self.threads, tirx.const(0, "int32")
-        shared = builder.shared(width, str(total.dtype), "partial")
-        builder.store(shared, self.thread, total[zero])
-        builder.barrier()
-        while width > 1:
-            width //= 2
-            with builder.when(self.thread < width):
-                builder.store(shared, self.thread, combine(shared[self.thread], shared[self.thread + width]))
-            builder.barrier()
-        builder.store(total, zero, shared[zero])
+        (found,) = combined_threads(self._builder, [total[tirx.const(0, "int32")]], self.thread, self.threads, combine)
+        self._builder.store(total, tirx.const(0, "int32"), found)
 
     def each_of_row(self, extents: Sequence[int], body: Callable[[Index, Expr], None]) -> None:
         self._each(extents, lambda index, number: body(index, self.base + number))
@@ -83,6 +75,54 @@ class ThreadBlock(Block):
         *outer, run = bound_unravel(builder, vector, [*extents[:-1], extents[-1] // count])
         with builder.neighbours(count) as e:
             body((*outer, run * count + e), vector * count + e)
+
+
+def combined_threads(builder: GpuBuilder, values: Sequence[Expr], thread: Expr, threads: int, combine: Combine) -> list[Expr]:
+    """Each of these values of one type of all threads, a power of two, in one: a tree reduction of fixed order.
+
+    The results lie in shared memory, which the next use of the same statements overwrites: a barrier must come before it.
+    """
+    width, places = threads, range(len(values))
+    shared = builder.shared(width * len(values), str(values[0].ty), "partial")
+    for i in places:
+        builder.store(shared, i * threads + thread, values[i])
+    builder.barrier()
+    while width > 1:
+        width //= 2
+        with builder.when(thread < width):
+            for i in places:
+                own = i * threads + thread
+                builder.store(shared, own, combine(shared[own], shared[own + width]))
+        builder.barrier()
+    return [shared[i * threads] for i in places]
+
+
+def scanned_threads(
+    builder: GpuBuilder, value: Expr, neutral: Expr, thread: Expr, threads: int, combine: Combine
+) -> tuple[Expr, Expr]:
+    """One value of each thread of those before this one, combined in their order, and of all threads (Hillis and Steele, 1986).
+
+    `neutral` is that of no threads. Shared memory is overwritten by the next use of the same statements: a barrier must come
+    before it.
+    """
+    sides = builder.shared(2 * threads, str(value.ty), "scan")
+    builder.store(sides, thread, value)
+    builder.barrier()
+
+    def earlier(begin: int, distance: int) -> Expr:
+        """What a thread before this one has; named outside of a Select, both sides of which may be computed."""
+        return builder.name(sides[begin + builder.bind(tirx.max(thread - distance, 0))])
+
+    begin, distance = 0, 1
+    while distance < threads:
+        own = builder.name(sides[begin + thread])
+        combined = builder.name(combine(earlier(begin, distance), own))
+        begin = threads - begin
+        builder.store(sides, begin + thread, tirx.Select(thread >= distance, combined, own))
+        builder.barrier()
+        distance *= 2
+    before = builder.name(tirx.Select(thread >= 1, earlier(begin, 1), neutral))
+    return before, builder.name(sides[begin + threads - 1])
 
 
 def threads_of_rows(builder: GpuBuilder, dtypes: Iterable[str] | None, length: int) -> tuple[int, int]:

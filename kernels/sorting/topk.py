@@ -19,7 +19,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, KernelBuilder, share
 from ..codegen.lane_masks import first_lane, lanes_not_above
-from ..groups.group import Group, Op
+from ..groups.group import Group
 from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder
 from .sorting import Entries, Sorter, key_type, order_key
@@ -70,20 +70,26 @@ def build(group: Group, target: Target) -> BuiltKernel:
                 outer, column = builder.bind(tirx.floordiv(row, inner)), builder.bind(tirx.floormod(row, inner))
                 start = builder.bind(outer * (length * inner) + column)
                 selection.select(thread, start)
-                _store(group, op, selection, thread, builder.bind(outer * (kept * inner) + column), start)
+                _store(group, selection, thread, builder.bind(outer * (kept * inner) + column), start)
     return finish("topk", builder, group, flops=work)
 
 
-def _store(group: Group, op: Op, selection: _Selection, thread: Expr, begin: Expr, start: Expr) -> None:
+def _store(group: Group, selection: _Selection, thread: Expr, begin: Expr, start: Expr) -> None:
     """Write what was selected of the row that starts at `start` to the outputs, from `begin` on."""
     builder, inner = selection.builder, selection.inner
     entries = selection.sorter.entries(thread)
     with builder.loop(selection.kept, name="rank") as rank:
         place = builder.bind(entries.place(rank))
-        for name, value in zip(op.outputs, (selection.source[start + place * inner], tirx.Cast("int64", place)), strict=False):
-            if name:
-                out = group.types[name]
-                builder.store(builder.parameter(name, out.elements, out.dtype), begin + rank * inner, value)
+        store_element(builder, group, begin + rank * inner, selection.source[start + place * inner], place)
+
+
+def store_element(builder: KernelBuilder, group: Group, offset: Expr, value: Expr, place: Expr) -> None:
+    """Write one element and its place to those outputs that are wanted."""
+    (op,) = group.ops
+    for name, one in zip(op.outputs, (value, tirx.Cast("int64", place)), strict=False):
+        if name:
+            out = group.types[name]
+            builder.store(builder.parameter(name, out.elements, out.dtype), offset, one)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from prefuse.kernels.template.contract import Refusal
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.target import Target
 
-from ..kernels.harness import Case, build
-from ..kernels.reduction.test_rows import (
+from ...kernels.harness import Case, build
+from ...kernels.reduction.test_rows import (
     each_fold,
     masked_softmax,
     plane_norm,
@@ -28,8 +28,8 @@ from ..kernels.reduction.test_rows import (
     statistics,
     unit_vectors,
 )
-from ..sample import dealt
-from .simulator import CUDA, RDNA, ROCM, check
+from ...sample import dealt
+from ..simulator import CUDA, RDNA, ROCM, check
 
 
 def by_rows(case: Case) -> Case:
