@@ -6,12 +6,15 @@ how many of them, the last, are tensor maps, maps_NAME (CUDA C). cooperates_NAME
 
 from __future__ import annotations
 
+import atexit
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
+from tempfile import mkdtemp
 
 import tvm
 
@@ -31,6 +34,8 @@ _BYTES = {"char": 1, "uchar": 1, "signed char": 1, "bool": 1, "short": 2, "ushor
 _BYTES |= {"int": 4, "uint": 4, "float": 4, "int64_t": 8, "uint64_t": 8, "double": 8, "long long": 8}
 _FLAGS = ("-std=c++17", "-O0", "-w", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-ffp-contract=off")
 _KERNELS = "-DSIM_KERNELS"  # which are linked with the simulator
+_PRECOMPILED_FROM = 3  # libraries of a process before this one: the header takes as long as three of them gain by it
+_libraries = count()
 
 
 def find_compiler() -> str:
@@ -50,7 +55,8 @@ def simulated_library(source: str) -> bytes:
         code, simulator, library = (folder / name for name in ("kernels.cpp", "simulator.o", "kernels.so"))
         write_temporary(code, simulated_source(source).encode())
         write_temporary(simulator, _simulator("cudasim.h"))
-        _run_compiler([*_flags(), _KERNELS, "-shared", str(code), str(simulator), "-o", str(library)])
+        precompiled = [f"-I{_precompiled_header()}"] if next(_libraries) >= _PRECOMPILED_FROM else []
+        _run_compiler([*precompiled, *_flags(), _KERNELS, "-shared", str(code), str(simulator), "-o", str(library)])
         return library.read_bytes()
 
 
@@ -79,6 +85,15 @@ def _simulator(header: str, lanes: int = 32) -> bytes:
         write_temporary(code, f'#include "{header}"\n'.encode())
         _run_compiler([*_flags(), "-O2", f"-DSIM_WARP={lanes}", "-c", str(code), "-o", str(made)])
         return made.read_bytes()
+
+
+@cache
+def _precompiled_header() -> str:
+    """A folder, as long as this process lives, of the header of kernels as g++ reads it fastest, which it then takes first."""
+    folder = Path(mkdtemp(prefix="prefuse-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _run_compiler([*_flags(), _KERNELS, "-x", "c++-header", str(_INCLUDE / "cudasim.h"), "-o", str(folder / "cudasim.h.gch")])
+    return str(folder)
 
 
 def _flags() -> tuple[str, ...]:
