@@ -179,7 +179,7 @@ def _without_kernel(model: ir.Model, units: Iterable[Unit], target: Target) -> d
 
     It is asked of convolutions whose channels fill no words; all others have kernels.
     """
-    doubtful = {unit.name for unit in units if unit.is_convolution and unit.shape[1] % _WORD}
+    doubtful = {unit.name for unit in units if unit.is_convolution and unit.group_channels % _WORD}
     if not doubtful:
         return {}
     asked, context = model.clone(), Context(target)

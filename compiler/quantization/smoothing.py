@@ -187,7 +187,9 @@ def _move(model: ir.Model, value: ir.Value, units: Sequence[Unit], scales: np.nd
 
 def _scaled_weights(unit: Unit, scales: np.ndarray) -> np.ndarray:
     weights = unit.weights
-    if not unit.is_convolution:
+    if unit.is_transposed:
+        factors = scales.reshape(-1, *(1,) * (weights.ndim - 1))
+    elif not unit.is_convolution:
         factors = scales[:, None] if unit.channel_axis else scales
     else:
         each = np.repeat(scales, len(weights) // len(scales))[:, None] if unit.is_depthwise else scales[None]
@@ -223,7 +225,8 @@ def _rows_of_k(unit: Unit) -> np.ndarray:
         return weights if unit.channel_axis else weights.T
     if unit.is_depthwise:
         return weights.reshape(unit.groups, len(weights) // unit.groups, -1)
-    return weights.reshape(*weights.shape[:2], -1).swapaxes(0, 1)
+    taps = weights.reshape(*weights.shape[:2], -1)
+    return taps if unit.is_transposed else taps.swapaxes(0, 1)
 
 
 def _is_pointwise(node: ir.Node) -> bool:

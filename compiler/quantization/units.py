@@ -17,7 +17,8 @@ from ..ir.matching import input_at, rank_of, static_shape
 # activations, found while the program runs.
 UnitFormat: TypeAlias = Literal["int8", "int8-rows"]
 
-_OPERATORS = ("Conv", "Gemm", "MatMul")
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
+_OPERATORS = (*_CONVOLUTIONS, "Gemm", "MatMul")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,12 @@ class Unit:
 
     @property
     def is_convolution(self) -> bool:
-        return self.node.op_type == "Conv"
+        return self.node.op_type in _CONVOLUTIONS
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether the weights of a convolution are [input channels, output channels, ...]."""
+        return self.node.op_type == "ConvTranspose"
 
     @property
     def groups(self) -> int:
@@ -73,11 +79,18 @@ class Unit:
     @property
     def channels(self) -> int:
         """Of the activations: those of images, or the numbers of a row."""
-        return self.shape[1] * self.groups if self.is_convolution else self.depth
+        return self.group_channels * self.groups if self.is_convolution else self.depth
+
+    @property
+    def group_channels(self) -> int:
+        """Of the images that a group of a convolution reads."""
+        return self.shape[0 if self.is_transposed else 1]
 
     @property
     def channel_axis(self) -> int:
         """The dimension of the weights that is output channels, or columns of the result."""
+        if self.is_transposed:
+            return 1
         is_first = self.is_convolution or self.node.attributes.get_int("transB", 0) != 0
         return 0 if is_first else len(self.shape) - 1
 
@@ -90,9 +103,11 @@ class Unit:
 
     @property
     def depth(self) -> int:
-        """Products that are added up for an element of the result."""
+        """Products that are added up for an element of the result, at most."""
         shape, axis = self.shape, self.channel_axis
-        return prod(shape[1:]) if self.is_convolution else shape[-2] if axis == len(shape) - 1 else shape[-1]
+        if self.is_convolution:
+            return prod(shape) // max(shape[axis], 1)
+        return shape[-2] if axis == len(shape) - 1 else shape[-1]
 
 
 def find_units(model: ir.Model) -> tuple[Unit, ...]:
@@ -121,4 +136,6 @@ def _is_unit(node: ir.Node) -> bool:
         return False
     if node.op_type == "MatMul":
         return len(static_shape(w) or ()) == 2 and (rank_of(x) or 0) >= 2
+    if node.op_type == "ConvTranspose":  # whose groups share the channels of their weights
+        return node.attributes.get_int("group", 1) == 1
     return node.op_type == "Conv" or node.attributes.get_int("transA", 0) == 0

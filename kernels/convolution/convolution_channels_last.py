@@ -41,6 +41,7 @@ from .channels_last_form import ChannelsLast, channels_last_form, convolution_es
 from .depthwise_channels_last import Depthwise, is_depthwise, sums_bytes
 from .padded_input import BITS, Image, padded_image
 from .window import Window, clipped_taps, read_window, share_of_padding
+from .zero_points import ImageZero
 
 _WORK_PER_OPERATION = 16
 # Bytes, no share of L2: best on cores of 1 MiB (Zen 4, Zen 5) and of 512 KiB, where half as much made layers of VGG-16 and
@@ -49,7 +50,7 @@ _FAR_BYTES = 3 * 512 * 1024  # of weights beyond which they are prefetched withi
 _LEAST_PRODUCTS, _LEAST_PADDING = 32, 0.02  # multiply-adds of a tap, and share of padding taps, from which these are skipped
 _EPILOGUE_SHARE = 0.25  # of L3, of results and epilogue operands above which tiles prefetch theirs during the sum
 _LEAST_ROUNDED = 1 << 20  # multiply-adds that are worth a copy of their image in bfloat16
-_BYTES, _EACH_BYTE = 4, 0x01010101  # of a word
+_BYTES = 4  # of a word
 _ORDERS = {  # of the loops around a register tile, outermost first
     "by line": ("image", "line", "group", "n", "m"),
     "by panel": ("group", "n", "image", "line", "m"),
@@ -124,6 +125,7 @@ class _Convolution:
         taps = tap_format(form, self.window, target)
         self.packs_taps, self.format = taps is not None, taps or number_format
         self.accumulator = self.format.sums
+        self.zero = ImageZero(form, self.builder, self.format)
         if not self.packs_taps:  # a pair of channels is one element
             self.channels = ceil(self.channels / self.format.k_pack)
         self.packed: dict[str, Operand] = {}
@@ -144,40 +146,21 @@ class _Convolution:
             reaches[-1] += -window.kernel[-1] % self.format.k_pack
         k_pack = 1 if self.packs_taps else self.format.k_pack
         planes = "" if not self.packs_taps else BITS if self.format is BF16_DOT else self.source.dtype
-        fill = self._padding(k_pack)
-        image = padded_image(self.builder, self.form, self.begins, reaches, k_pack=k_pack, planes=planes, fill=fill)
+        image = padded_image(
+            self.builder, self.form, self.begins, reaches, k_pack=k_pack, planes=planes, fill=self.zero.padding(k_pack)
+        )
         if isinstance(image, Refusal):
             return image
         flops = self._product(image)
         outer, name = self.form.outer, "convolution_channels_last"
         return finish(name, self.builder, outer, flops=flops, packed=self.packed, inplace=self.inplace)
 
-    # Zero points ------------------------------------------------------------------------------------------------------
-
-    def _zero_point(self) -> Expr | None:
-        """What is subtracted from each element of the image, int32; None: nothing."""
-        name = self.form.inner.zero_points.get(self.anchor.inputs[0])
-        if name is None:
-            return None
-        return self.builder.bind(tirx.Cast("int32", GroupValues(self.form.inner, self.builder).read(name, ())))
-
-    def _padding(self, k_pack: int) -> Expr:
-        """The element of `k_pack` channels that stands for zero around the image."""
-        zero = self._zero_point()
-        if zero is None:
-            return 0
-        if k_pack == 1:
-            return tirx.Cast(self.source.dtype, zero)
-        return self.builder.bind((zero & tirx.const(255, "int32")) * tirx.const(_EACH_BYTE, "int32"))
-
     def _first_sums(self, tile: int) -> Callable[[Expr, Expr], Expr] | None:
         """What sums of words begin with, for their group and output channel of it, to be those of elements less their zero point
         (matmul.py); None: nothing."""
-        zero = self._zero_point()
-        if self.format.k_pack == 1 or (zero is None and not self.format.offset):
+        name, factor = self.anchor.inputs[1], self.zero.factor()
+        if factor is None:
             return None
-        name, factor = self.anchor.inputs[1], tirx.const(-self.format.offset, "int32")
-        factor = factor if zero is None else self.builder.bind(factor - zero)
         kind = self.form.inner.types[name]
         pack = PackSums(
             (self.groups, kind.shape[0] // self.groups, *kind.shape[1:]), tuple(range(len(kind.shape) + 1)), 1, 1, tile
@@ -201,7 +184,7 @@ class _Convolution:
         lanes = builder.lanes(self.accumulator)
         words = prod(depth) if self.packs_taps else inputs  # pairs of taps: neighbouring windows share none
         machine, k_pack = self.format.machine(machine_of(self.target, self.accumulator)), self.format.k_pack
-        self.zero_point = self._zero_point() if k_pack == 1 else None
+        self.zero_point = self.zero.value() if k_pack == 1 else None
         pitch = (image.strides[-1] if self.is_last else words) * window.strides[-1]
         ranked = channels_last_tiles(rows, outputs, prod(depth), words, machine, pitch=pitch, k_pack=k_pack)
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})

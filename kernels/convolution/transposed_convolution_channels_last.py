@@ -8,6 +8,7 @@ read. A "line" is a row of positions: all that differ in the last dimension only
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil, prod
 
 from tvm import tirx
@@ -21,13 +22,14 @@ from ..formats.multiply_add import factor
 from ..groups.group import Group
 from ..microkernels.register_tile import Tile, sum_tile
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
-from ..template.kernel import finish, machine_of, new_builder
+from ..template.kernel import finish, has_short_epilogue, machine_of, new_builder
 from ..template.values import GroupValues
 from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, each_column, vector_cycles
 from .convolution_channels_last import convolution_format, deal
 from .padded_input import Image, padded_image
-from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches_of
+from .transposed_phases import PackPhases, PhaseProduct, SumPhases, phase_products, reaches_of
 from .window import Window, read_window
+from .zero_points import ImageZero
 
 _WORK_PER_OPERATION = 16
 _NEAR_SHARE = 0.25  # of L2, for a block of the input that stays there for all panels of weights, beside its results
@@ -65,6 +67,7 @@ class _TransposedConvolution:
         self.groups = form.anchor.attribute("group", 1)
         self.out_channels = form.inner.types[form.anchor.outputs[0]].shape[1]
         self.format, self.accumulator = number_format, number_format.sums
+        self.zero = ImageZero(form, self.builder, number_format)
         self.is_last = form.anchor.inputs[0] in form.operands
         self.is_whole = True  # whether products read the input in place
         self.channels //= self.format.k_pack  # a pair of channels is one element
@@ -76,7 +79,8 @@ class _TransposedConvolution:
         if self.form.inner.types[self.anchor.outputs[0]].elements:
             leads, reaches = reaches_of(products)
             self.is_whole = not any(leads) and all(reach <= n for reach, n in zip(reaches, self.window.inputs, strict=True))
-            image = padded_image(self.builder, self.form, leads, reaches, k_pack=self.format.k_pack)
+            k_pack = self.format.k_pack
+            image = padded_image(self.builder, self.form, leads, reaches, k_pack=k_pack, fill=self.zero.padding(k_pack))
             if isinstance(image, Refusal):
                 return image
             for number, product in enumerate(products):
@@ -98,6 +102,8 @@ class _TransposedConvolution:
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
         panels, phases = ceil(outputs / tile.columns), prod(product.phases)
         weights = self._weights(number, product, tile.columns) if prod(depth) else None
+        first_sums = self._first_sums(number, product, tile.columns) if prod(depth) else None
+        zero_point = self.zero.value() if self.format.k_pack == 1 else None
         flops: int = 2 * self.format.k_pack * images * lines * rows * phases * self.out_channels * prod(depth)
         is_lines = lines > 1
         blocks, size = self._blocks(*((lines, rows) if is_lines else (ceil(rows / tile.rows), tile.rows)))
@@ -114,21 +120,26 @@ class _TransposedConvolution:
 
             def a(row: int, ks: Index) -> Expr:
                 *downs, right = (k * one.pitch for k, one in zip(ks, taps, strict=False))
-                return factor(self.format, image.buffer[corner + image.offset(0, ks[-1], *downs, row + right)])
+                element = factor(self.format, image.buffer[corner + image.offset(0, ks[-1], *downs, row + right)])
+                return element if zero_point is None else element - zero_point
 
             def b(column: Expr, ks: Index) -> Expr:
                 assert weights is not None
                 return factor(self.format, weights[panel + row_major(ks, depth) * tile.columns + column])
 
-            sums = sum_tile(builder, tile, self.format, depth, a, b)
-            with builder.loop(tile.rows, name="row") as row:
+            begins = None if first_sums is None else lambda column: first_sums(group * phases + phase, first + column)
+
+            def store_row(row: Expr) -> Callable[[Expr, Expr], None]:
                 index = self._index(product, place["image"], lead, builder.bind(start + row), phase)
-                base = builder.bind(row * tile.columns)
+                return lambda column, value: self._store(index, group * outputs + first + column, value)
 
-                def store(c: Expr) -> None:
-                    self._store(index, group * outputs + first + c, sums[base + c])
-
-                each_column(builder, first, outputs, tile, store)
+            if outputs % tile.columns == 0 and has_short_epilogue(self.form.inner, self.format):
+                sum_tile(builder, tile, self.format, depth, a, b, first=begins, store_row=store_row)
+                return
+            sums = sum_tile(builder, tile, self.format, depth, a, b, first=begins)
+            with builder.loop(tile.rows, name="row") as row:
+                base, store = builder.bind(row * tile.columns), store_row(row)
+                each_column(builder, first, outputs, tile, lambda c: store(c, sums[base + c]))
 
         extents = {"image": images, "block": blocks, "group": self.groups, "phase": phases, "n": panels, "line": size}
         if is_lines:
@@ -181,12 +192,27 @@ class _TransposedConvolution:
 
     # Weights ----------------------------------------------------------------------------------------------------------
 
-    def _weights(self, number: int, product: PhaseProduct, tile: int) -> Buffer:
-        name = self.anchor.inputs[1]
+    def _packing(self, product: PhaseProduct, tile: int) -> PackPhases:
         inputs = self.source.shape[1] // self.groups
         shape = (self.groups, inputs, self.out_channels // self.groups, *self.window.kernel)
+        return PackPhases(shape, product.phases, product.places, tile, self.format.k_pack)
+
+    def _first_sums(self, number: int, product: PhaseProduct, tile: int) -> Callable[[Expr, Expr], Expr] | None:
+        """What sums of words begin with, for their group and phase and output channel of it, to be those of elements less their
+        zero point; None: nothing."""
+        name, factor = self.anchor.inputs[1], self.zero.factor()
+        if factor is None:
+            return None
+        pack = SumPhases(self._packing(product, tile))
+        kind = pack.packed_type(self.form.inner.types[name])
+        self.packed[f"{name}/sums{number}"] = Operand(name, pack)
+        sums = self.builder.parameter(f"{name}/sums{number}", kind.elements, "int32")
+        return lambda group, channel: factor * sums[group * kind.shape[1] + channel]
+
+    def _weights(self, number: int, product: PhaseProduct, tile: int) -> Buffer:
+        name = self.anchor.inputs[1]
         kind = self.form.inner.types[name]
-        pack = PackPhases(shape, product.phases, product.places, tile, self.format.k_pack)
+        pack = self._packing(product, tile)
         if name not in self.form.inner.constants:
             return self._pack_here(pack, product, self.builder.parameter(name, kind.elements, kind.dtype))
         key = f"{name}/last{number}"

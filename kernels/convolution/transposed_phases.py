@@ -13,7 +13,7 @@ from itertools import product as nest
 import numpy as np
 
 from ...runtime.plan import TensorType
-from ..microkernels.packing import PackPanels
+from ..microkernels.packing import PackPanels, PackSums
 from .window import Taps, Window, transposed_taps
 
 
@@ -118,12 +118,38 @@ class PackPhases:
     def packed_type(self, source: TensorType) -> TensorType:
         return self.panels.packed_type(source)
 
-    def __call__(self, array: np.ndarray) -> np.ndarray:
+    def taken(self, array: np.ndarray) -> np.ndarray:
+        """The taps of all phases, phase after phase in each dimension."""
         taken = array.reshape(self.shape)
         for axis, places in enumerate(self.places, 3):
             taken = taken.take(places, axis)
-        return self.panels(taken)
+        return taken
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        return self.panels(self.taken(array))
 
     def __str__(self) -> str:
         words = f",k_pack={self.k_pack}" if self.k_pack > 1 else ""
         return f"phases({self.shape},{self.phases},{self.places},{self.tile}{words})".replace(" ", "")
+
+
+@dataclass(frozen=True)
+class SumPhases:
+    """The sums over k of what `phases` packs, integers, as int32: [groups * phases, lines], lines as many as panels have."""
+
+    phases: PackPhases
+
+    @property
+    def sums(self) -> PackSums:
+        """The sums of the weights of all phases, once their taps are gathered."""
+        panels = self.phases.panels
+        return PackSums(panels.shape, panels.order, panels.group_axes, panels.line_axes, panels.tile)
+
+    def packed_type(self, source: TensorType) -> TensorType:
+        return self.sums.packed_type(source)
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        return self.sums(self.phases.taken(array))
+
+    def __str__(self) -> str:
+        return f"sums of {self.phases}"

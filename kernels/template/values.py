@@ -173,7 +173,8 @@ def read_narrow(group: Group) -> Group:
         and group.reader_counts.get(op.outputs[0]) == read_by_anchors.count(op.outputs[0])
     }
     bytes_of = {name for name, op in widened.items() if group.types[op.inputs[0]].dtype in _BYTES}
-    if not all(op.op_type in _PRODUCTS and bytes_of.issuperset(op.inputs[:2]) for op in anchors):
+    readers = [op for op in anchors if not bytes_of.isdisjoint(op.inputs)]
+    if not all(op.op_type in _PRODUCTS and bytes_of.issuperset(op.inputs[:2]) for op in readers):
         widened = {name: op for name, op in widened.items() if name not in bytes_of}
     if not widened:
         return group

@@ -12,9 +12,10 @@ import onnx_ir as ir
 from ....compiler.ir.constants import add_constant, constant_array, scalar_constant
 from ....compiler.ir.matching import producer_of, static_shape
 from ....compiler.ir.rewriter import Rejection, operation, replace_node
+from ..products import CONVOLUTIONS
 from .operands import BYTES, Operands, channel_shape, known_floats, placed_constant
 
-_PRODUCTS = ("Conv", "Gemm", "MatMul")
+_PRODUCTS = (*CONVOLUTIONS, "Gemm", "MatMul")
 _ROUNDING = 2.0**-22  # of two products
 
 
@@ -112,9 +113,9 @@ class _Scaled:
         beta = node.attributes.get_float("beta", 1.0) if node.op_type == "Gemm" else 1.0
         if bias is None or beta == 0.0:
             return None, made
-        if (known := known_floats(bias)) is not None and (node.op_type == "Conv" or known.ndim < 2):
+        if (known := known_floats(bias)) is not None and (node.op_type in CONVOLUTIONS or known.ndim < 2):
             return placed_constant(model, self.found, known * np.float32(beta), f"{bias.name}_placed"), made
-        if node.op_type == "Conv":
+        if node.op_type in CONVOLUTIONS:
             shape = add_constant(model, np.array(channel_shape(self.found, -1), np.int64), f"{bias.name}_shape")
             made.append(operation("Reshape", [bias, shape]))
         if beta != 1.0:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ....compiler.ir.constants import add_constant, constant_array
 from ....compiler.ir.matching import producer_of, static_shape
 from ....compiler.ir.rewriter import operation
+from ..products import CONVOLUTIONS
 
 BYTES = (ir.DataType.UINT8, ir.DataType.INT8)
 _FLOAT = int(ir.DataType.FLOAT)
@@ -33,6 +34,8 @@ class Operands:
     @property
     def channel_axis(self) -> int:
         """The dimension of weights that are columns, or output channels, of the result."""
+        if self.op_type == "ConvTranspose":
+            return 1
         is_first = self.op_type == "Conv" or (self.op_type == "Gemm" and self.product.attributes.get_int("transB", 0) != 0)
         return 0 if is_first else len(static_shape(self.w) or (0,)) - 1
 
@@ -55,6 +58,10 @@ class Operands:
             return "zero points of weights are no constants"
         if zeros.size not in (1, (static_shape(self.w) or (1,))[self.channel_axis]):
             return "zero points of weights do not belong to columns"
+        if self.op_type == "ConvTranspose" and self._has("group", 1):
+            return "a transposed convolution has groups, which share the scales of their channels"
+        if self._differences().any() and self.op_type == "ConvTranspose":
+            return "zero points of weights need sums of activations, which a transposed convolution has none of"
         if self._differences().any() and (self._has("group", 1) or self._has("transA", 0)):
             return "zero points of weights need sums of activations, which groups and transposed activations have none of"
         return ""
@@ -63,7 +70,7 @@ class Operands:
         return self.product.attributes.get_int(attribute, default) != default
 
     def _size_fault(self, shape: tuple[int, ...]) -> str:
-        if self.op_type == "Conv" and (reason := self._word_fault(shape)):
+        if self.op_type in CONVOLUTIONS and (reason := self._word_fault(shape)):
             return reason
         if self.depth * _LARGEST_PRODUCT >= _LARGEST_SUM:
             return f"sums of {self.depth} products could pass 2^31"
@@ -72,6 +79,8 @@ class Operands:
     def _word_fault(self, shape: tuple[int, ...]) -> str:
         """Why neither channels nor neighbouring taps of a row fill words."""
         channels, groups = shape[1], self.product.attributes.get_int("group", 1)
+        if self.op_type == "ConvTranspose":
+            return f"{shape[0]} channels fill no words of {_K_PACK}" if shape[0] % _K_PACK else ""
         if channels % _K_PACK == 0 or (channels == 1 and groups > 1):  # those of depthwise windows are multiplied one by one
             return ""
         dilations = self.product.attributes.get_ints("dilations", (1,))
@@ -82,7 +91,9 @@ class Operands:
     def depth(self) -> int:
         """Products that are summed for each element of the result."""
         shape = static_shape(self.w) or ()
-        return prod(shape[1:]) if self.op_type == "Conv" else prod(shape[-2:]) // max(shape[self.channel_axis], 1)
+        if self.op_type in CONVOLUTIONS:
+            return prod(shape) // max(shape[self.channel_axis], 1)
+        return prod(shape[-2:]) // max(shape[self.channel_axis], 1)
 
     def largest_sum(self) -> int:
         """The largest magnitude that a sum, and each part of one, can have with these weights."""
@@ -91,7 +102,8 @@ class Operands:
         assert zeros is not None
         axis, info = self.channel_axis, np.iinfo(self.x.dtype.numpy() if self.x.dtype else np.uint8)
         shape = [-1 if place == axis else 1 for place in range(weights.ndim)] if zeros.size > 1 else ()
-        summed = tuple(range(1, weights.ndim)) if self.op_type == "Conv" else (1 if axis == 0 else weights.ndim - 2,)
+        others = tuple(place for place in range(weights.ndim) if place != axis)
+        summed = others if self.op_type in CONVOLUTIONS else (1 if axis == 0 else weights.ndim - 2,)
         total = np.abs(weights.astype(np.int32) - zeros.reshape(shape)).sum(axis=summed, dtype=np.int64).max(initial=0)
         if self.x_zero is None:
             return int(total) * max(-int(info.min), int(info.max))
@@ -172,7 +184,7 @@ def channel_shape(found: Operands, channels: int) -> tuple[int, ...]:
     if channels == 1:
         return ()
     rank = len(static_shape(found.product.outputs[0]) or ())
-    return (channels, *[1] * (rank - 2)) if found.op_type == "Conv" else (channels,)
+    return (channels, *[1] * (rank - 2)) if found.op_type in CONVOLUTIONS else (channels,)
 
 
 def placed_constant(model: ir.Model, found: Operands, array: np.ndarray, name: str) -> ir.Value:

@@ -10,13 +10,14 @@ import onnx_ir as ir
 
 from ....compiler.ir.constants import add_constant, constant_array, scalar_constant
 from ....compiler.ir.rewriter import replace_node
+from ..products import CONVOLUTIONS
 from .operands import BYTES, known_floats
 
 _LARGEST_CONSTANT = 1 << 16  # elements of constants that are divided
 _LONGEST_CHAIN = 16  # of nodes between a division and the constants
 _MOST = 2.0**64  # of a quotient: times the largest sum of 8-bit products it is far from what float32 holds
 _LINEAR = ("Add", "Relu", "Sub")  # whose result is divided where all operands are
-_OF_FIRST = ("Conv", "MatMul")  # without bias: where the first operand is
+_OF_FIRST = (*CONVOLUTIONS, "MatMul")  # without bias: where the first operand is
 
 
 @dataclass(frozen=True, slots=True)
