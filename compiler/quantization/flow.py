@@ -12,8 +12,8 @@ from ..ir.matching import has_same_shape, rank_of
 
 _IMAGE_RANKS = (4, 5)
 _POOLS = ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool")
-_CARRIERS = (*_POOLS, "Add", "Concat")  # beside quantized units: what may read 8 bits between convolutions
-_SAME_NUMBERS = ("MaxPool", "GlobalMaxPool")  # what gives only numbers of its one operand: one format serves before and behind
+_SAME_NUMBERS = ("MaxPool", "GlobalMaxPool", "Slice")  # what gives only numbers of its first operand: one format serves both
+_CARRIERS = (*_POOLS, "Add", "Concat", "Slice")  # beside quantized units: what may read 8 bits between convolutions
 
 Edge = tuple[ir.Node, int]  # a reader, and the position of its operand
 
@@ -38,8 +38,9 @@ def find_flow(graph: ir.Graph, units: Collection[ir.Node]) -> Flow:
     """The flow of 8-bit activations in a graph whose nodes `units` are to read their first operand so.
 
     What a quantized convolution reads is also read so by the pools, sums and Concats beside it, if it has no other readers, and
-    then lies in 8 bits alone. What they are made of lies in 8 bits, too: the operand of a pool, those of a Concat, and of a sum
-    that is stored in 8 bits one operand, if it is made by a quantized convolution; the other is added before anything is stored.
+    then lies in 8 bits alone. What they are made of lies in 8 bits, too: the operand of a pool or a Slice, those of a Concat, and of
+    a sum that is stored in 8 bits one operand, if it is made by a quantized convolution; the other is added before anything is
+    stored. What only a Concat reads has its format: it would be rounded twice else.
     Matrix products have float32 residuals: theirs are sums over all layers.
     """
     nodes = list(graph)
@@ -75,12 +76,12 @@ class _Search:
         maker = self._before_activation(producer)
         if maker.op_type == "Add" and maker.domain == "":
             self._spread_to_sum(maker)
-        elif producer.op_type in (*_POOLS, "Concat") and producer.domain == "" and len(producer.outputs) == 1:
+        elif producer.op_type in (*_POOLS, "Concat", "Slice") and producer.domain == "" and len(producer.outputs) == 1:
             for operand in producer.inputs if producer.op_type == "Concat" else producer.inputs[:1]:
                 if operand is not None and self._can_lie_narrow(operand):
                     self.readers.setdefault(operand, [])
-                    if producer.op_type in _SAME_NUMBERS:
-                        self._parents[self._root(operand)] = self._root(value)
+                    if producer.op_type in _SAME_NUMBERS or (producer.op_type == "Concat" and _is_of_one_reader(operand)):
+                        self._share(operand, value)
 
     def read_everywhere(self, value: ir.Value) -> None:
         """Let all readers of an image read it in 8 bits, if all of them can."""
@@ -118,9 +119,26 @@ class _Search:
     def _can_read_narrow(self, node: ir.Node, index: int) -> bool:
         if node in self.units:
             return index == 0
-        return node.domain == "" and node.op_type in _CARRIERS and len(node.outputs) == 1
+        is_data = index == 0 or node.op_type in ("Add", "Concat")
+        return node.domain == "" and node.op_type in _CARRIERS and len(node.outputs) == 1 and is_data
+
+    def _share(self, value: ir.Value, other: ir.Value) -> None:
+        """Give a value the format of another."""
+        own, root = self._root(value), self._root(other)
+        if own is not root:
+            self._parents[own] = root
 
     def _root(self, value: ir.Value) -> ir.Value:
         while (parent := self._parents.get(value)) is not None:
             value = parent
         return value
+
+
+def _is_of_one_reader(value: ir.Value) -> bool:
+    """Whether one node alone reads a value and, where it is made of the numbers of another, those."""
+    if len(value.uses()) != 1:
+        return False
+    producer = value.producer()
+    if producer is None or producer.op_type not in _SAME_NUMBERS or producer.inputs[0] is None:
+        return True
+    return _is_of_one_reader(producer.inputs[0])

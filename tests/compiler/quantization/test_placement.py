@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import prefuse
 import pytest
+from onnx import numpy_helper
 from prefuse.compiler.debugging.oracle import relative_error, run_model
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.ir.constants import constant_array
@@ -17,6 +19,8 @@ from prefuse.compiler.ir.verifier import verify_model
 from prefuse.compiler.quantization.flow import find_flow
 from prefuse.compiler.quantization.quantizer import Calibrated, Settings, calibrate
 from prefuse.compiler.quantization.units import fault_of, find_units
+from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.plan import Role
 from prefuse.runtime.target import Target
 
 from .models import SAME, batches, built, feed_forward, residual_network
@@ -105,6 +109,37 @@ def test_joined_images_have_formats_of_their_own() -> None:
     scales = {name: constant_array(node.inputs[1]) for name, node in quantizers(quantized).items()}
     assert float(np.asarray(scales["a"])) < float(np.asarray(scales["b"]))
     assert error_of(model, quantized) < 4e-2
+
+
+def test_an_image_that_is_cropped_and_pooled_lies_in_bytes() -> None:
+    """A step down and up of a UNet: the crop has the format of the image, and what only the Concat reads that of the Concat."""
+    nodes: list[Sequence[Any]] = [
+        ("Conv", "x w1", "a", SAME),
+        ("Relu", "a", "r"),
+        ("MaxPool", "r", "p", {"kernel_shape": [2, 2], "strides": [2, 2]}),
+        ("Slice", "r starts far axes", "s"),
+        ("Slice", "p starts ends axes", "q"),
+        ("ConvTranspose", "q w2", "u", {"strides": [2, 2]}),
+        ("Concat", "s u", "j", {"axis": 1}),
+        ("Conv", "j w3", "y", SAME),
+    ]
+    model = built(nodes, [1, 4, 12, 12], {"w1": (8, 4, 3, 3), "w2": (8, 4, 2, 2), "w3": (4, 12, 3, 3)})
+    bounds = {"starts": [1, 1], "far": [9, 9], "ends": [5, 5], "axes": [2, 3]}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(value, np.int64), name) for name, value in bounds.items())
+    found = calibrated(model)
+    quantized = found.place(found.uniform())
+    verify_model(quantized)
+    edges = {("x", "a"), ("r", "p"), ("r", "s"), ("p", "q"), ("q", "u"), ("s", "j"), ("u", "j"), ("j", "y")}
+    assert narrow_edges(quantized) == edges
+    of = {name: node.inputs[1] for name, node in quantizers(quantized).items()}
+    assert of["r"] is of["p"] is of["s"] is of["q"]
+    assert of["u"] is of["j"] is not of["s"]
+    assert error_of(model, quantized) < 4e-2
+    net = prefuse.compile(ir.to_proto(quantized), threads=1)
+    assert isinstance(net, CompiledModel)
+    assert "transposed_convolution_channels_last" in str(net.report())
+    largest = max(one.size_bytes for one in net.plan.buffers if one.role is Role.ACTIVATION)
+    assert largest < 2 * 8 * 12 * 12  # the first image, in bytes
 
 
 def test_residuals_of_matrix_products_stay_float() -> None:

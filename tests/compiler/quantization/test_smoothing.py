@@ -151,6 +151,25 @@ def test_convolutions() -> None:
     assert relative_error(np.asarray(nets[0](**batch)), expected) < 0.6 * errors[1]
 
 
+def test_a_transposed_convolution() -> None:
+    """Its weights have the channels that are divided first."""
+    nodes: list[Sequence[Any]] = [
+        ("Conv", "x w0", "c"),
+        ("Relu", "c", "r"),
+        ("ConvTranspose", "r w1", "y", {"strides": [2, 2]}),
+    ]
+    model = built(nodes, [1, 4, 6, 6], {"w0": (8, 4, 1, 1), "w1": (8, 5, 2, 2)})
+    array = numpy_helper.to_array(model.graph.initializer[0]) * np.geomspace(1, 200, 8).reshape(-1, 1, 1, 1)
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(array.astype(np.float32), "w0"))
+    data, (batch,) = batches(model, 8), batches(model, 1, seed=5)
+    expected = run_model(import_model(model), batch)["y"]
+    found, plain = (calibrate(import_model(model), data, CPU, Settings(is_smooth=smooth)) for smooth in (True, False))
+    assert "r" in found.smoothed
+    assert relative_error(run_model(found.model, batch)["y"], expected) < 1e-6
+    errors = [relative_error(run_model(one.place(one.uniform()), batch)["y"], expected) for one in (found, plain)]
+    assert errors[0] < errors[1]
+
+
 def test_images_that_others_read_stay() -> None:
     """They would be stored twice; and sums lie in 8 bits with one of their operands."""
     for model in (mobile_network(has_pool=True), mobile_network(has_sum=True)):

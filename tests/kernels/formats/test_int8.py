@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from prefuse.kernels.groups.group import Group, Op
 from prefuse.runtime.plan import TensorType
+from torch.nn import functional
 
 from ..convolution.channels_last_cases import channels_last
 from ..harness import Case, check_in_turn, type_of
@@ -18,6 +20,12 @@ rng = np.random.default_rng(8)
 
 # Channels, extent of a window, padding, stride, groups.
 SHAPES = ((12, 1, 0, 1, 1), (8, 3, 1, 1, 1), (16, 3, 1, 2, 2), (6, 3, 2, 1, 1), (20, 5, 0, 2, 1))
+
+# Channels before and behind, extent of a window, padding, stride, dilation, groups; the last reaches some results with no tap.
+TRANSPOSED = (
+    *((16, 32, 2, 0, 2, 1, 1), (12, 18, 4, 1, 2, 1, 1), (8, 5, 3, 1, 2, 1, 1), (20, 33, 3, 0, 1, 2, 1), (24, 12, 2, 0, 2, 1, 2)),
+    *((6, 7, 2, 0, 2, 1, 1), (64, 16, 3, 0, 3, 1, 1), (8, 8, 1, 0, 3, 1, 1)),
+)
 
 
 def case_of(op: str, a: np.ndarray, b: np.ndarray, zero: int | None, exact: np.ndarray, **attributes: Any) -> Case:
@@ -91,6 +99,33 @@ def test_depthwise(dtype: str, zero: int | None, level: str) -> None:
         wide = convolution_case(dtype, zero, *shape, outputs=shape[0], plane=plane)  # several strips of a row
         cases.append(channels_last(wide, template="convolution_channels_last"))
     check_in_turn(cases, level, LEVELS)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("dtype", "zero"), [("uint8", None), ("uint8", 3), ("uint8", 255), ("int8", None), ("int8", 77)])
+def test_transposed_convolutions(dtype: str, zero: int | None, level: str) -> None:
+    """What lies around the image is zero, which stands as the zero point in memory."""
+    cases = []
+    for shape in TRANSPOSED:
+        one = transposed_case(dtype, zero, *shape)
+        cases += [one, channels_last(one, template="transposed_convolution_channels_last")]
+    check_in_turn(cases, level, LEVELS)
+
+
+def transposed_case(dtype: str, zero: int | None, channels: int, outputs: int, *window: int) -> Case:
+    """A transposed convolution of extremes with a window of (extent, padding, stride, dilation, groups)."""
+    kernel, pad, stride, dilation, groups = window
+    a, b = extremes(dtype, 2, channels, 5, 6), extremes("int8", channels, outputs // groups, kernel, kernel)
+    exact = functional.conv_transpose2d(
+        torch.from_numpy(a.astype(np.float64) - (zero or 0)),
+        torch.from_numpy(b.astype(np.float64)),
+        stride=stride,
+        padding=pad,
+        groups=groups,
+        dilation=dilation,
+    ).numpy()
+    attributes = {"pads": (pad,) * 4, "strides": (stride,) * 2, "dilations": (dilation,) * 2, "group": groups}
+    return case_of("ConvTranspose", a, b, zero, exact, **attributes)
 
 
 def convolution_case(
