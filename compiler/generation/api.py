@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     import torch
 
     from ...runtime.staged.staged_model import StagedModel
+    from .onnx_step import Decoder
 
 _MOST_TOKENS = 1 << 24  # of a sequence
+_HOST = "cpu:avx2,threads=1"  # what chooses tokens that a GPU's program makes the logits of
 
 
 def compile_generation(
@@ -52,8 +54,6 @@ def compile_generation(
     counts = _counts(prefill, most)
     if options.get("memory_limit") is not None:
         raise OptionError("memory_limit", "a step of generation reads all weights", "leave it out, or use weights='int8'")
-    if Target.parse(target).is_gpu:
-        raise OptionError("target", f"no program for {target} chooses tokens", 'compile for "cpu"')
     given = _Request(sequences, most, counts, target, precision, name or _name_of(model), cache, progress, options)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
@@ -114,24 +114,40 @@ def _programs_of_module(model: torch.nn.Module, given: _Request) -> dict[int, Co
 
 def _programs_of_onnx(model: object, given: _Request) -> dict[int, CompiledModel]:
     from ..frontend.importer import import_model
-    from .check import check_programs
-    from .onnx_step import find_decoder, step_model, whole_model
-    from .position_tables import check_position_tables
+    from .onnx_step import find_decoder
 
     decoder = find_decoder(import_model(model))
     if len(given.counts) == 1 and not decoder.has_positions:
         what = "the file has no position_ids, so that a step and a prompt must be compared"
         raise OptionError("prefill", what, "give at least one length above 1")
+    if not Target.parse(given.target).is_gpu:
+        return _checked_programs(decoder, given)
+    _checked_programs(decoder, replace(given, target="cpu"))  # what is checked is the file, and here may be no GPU
+    return _decoder_programs(decoder, given)
+
+
+def _decoder_programs(decoder: Decoder, given: _Request) -> dict[int, CompiledModel]:
+    from .onnx_step import step_model
+    from .position_tables import check_position_tables
+
     programs, target = {}, Target.parse(given.target)
     for count in given.counts:
         step = step_model(decoder, target, given.batch, count, given.max_tokens, given.counts[-1])
         if count == 1:
             check_position_tables(step, given.max_tokens, target)
         programs[count] = given.single(given.compile(step.model, step.states))
-    whole = None
+    return programs
+
+
+def _checked_programs(decoder: Decoder, given: _Request) -> dict[int, CompiledModel]:
+    """Programs for a CPU, which have run."""
+    from .check import check_programs
+    from .onnx_step import whole_model
+
+    programs, whole = _decoder_programs(decoder, given), None
     if not decoder.has_positions:  # which the file counts by the mask, or wrongly by the length of its past
         count = given.counts[1]
-        whole = given.single(given.compile(whole_model(decoder, target, given.batch, count)))
+        whole = given.single(given.compile(whole_model(decoder, Target.parse(given.target), given.batch, count)))
     check_programs(programs, given.max_tokens, whole)
     return programs
 
@@ -147,6 +163,8 @@ def assembled(programs: Mapping[int, CompiledModel], max_tokens: int, name: str)
 
     batch, vocabulary = programs[1].outputs[0].type.shape
     target = Target.parse(programs[1].plan.target)
+    if target.is_gpu:
+        target = Target.parse(_HOST)
     code, scratch = build_generation_library(batch, vocabulary, target)
     library = GenerationLibrary(code, target.threads)
     return Generator(Parts(name, Limits(batch, max_tokens, vocabulary, scratch), dict(sorted(programs.items())), library))

@@ -38,8 +38,8 @@ def find_flow(graph: ir.Graph, units: Collection[ir.Node]) -> Flow:
     """The flow of 8-bit activations in a graph whose nodes `units` are to read their first operand so.
 
     What a quantized convolution reads is also read so by the pools, sums and Concats beside it, if it has no other readers, and
-    then lies in 8 bits alone. What they are made of lies in 8 bits, too: the operand of a pool or a Slice, those of a Concat, and of
-    a sum that is stored in 8 bits one operand, if it is made by a quantized convolution; the other is added before anything is
+    then lies in 8 bits alone. What they are made of lies in 8 bits, too: the operand of a pool or a Slice, those of a Concat, and
+    of a sum that is stored in 8 bits one operand, if it is made by a quantized convolution; the other is added before anything is
     stored. What only a Concat reads has its format: it would be rounded twice else.
     Matrix products have float32 residuals: theirs are sums over all layers.
     """

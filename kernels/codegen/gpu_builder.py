@@ -22,7 +22,7 @@ from ...runtime.hardware.machine import gpu_thread
 from ..formats.bfloat16 import is_rounding, rounded
 from ..groups.configuration import Configuration
 from .builder import Buffer, Expr, KernelBuilder, pointer_to
-from .grids import GRID_BARRIER, DeviceFunction, cut_into_grids, thread_extent
+from .grids import GRID_BARRIER, SAME_ADDRESS, DeviceFunction, cut_into_grids, thread_extent
 from .neighbours import side_by_side
 
 _WARP = 32
@@ -209,6 +209,11 @@ class GpuBuilder(KernelBuilder):
             self.barrier_bytes = _BARRIER_BYTES
         address = tirx.address_of(self._counter[1][0])
         self.emit(tirx.Evaluate(tirx.call_extern("void", GRID_BARRIER, address, self._block_count)))
+
+    def is_same(self, a: Buffer, b: Buffer) -> Expr:
+        """Whether two parameters are one array, as the Plan may have it of those that the kernel says (`inplace`)."""
+        addresses = [tirx.address_of(one[0]) for one in (a, b)]
+        return tirx.NE(tirx.call_pure_extern("int32", SAME_ADDRESS, *addresses), tirx.const(0, "int32"))
 
     def function(self, *, aliased: bool = False) -> DeviceFunction:
         """The grids of this kernel, in the order in which they run.

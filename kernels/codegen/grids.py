@@ -24,6 +24,7 @@ from ...runtime.gpu.tensor_maps import TensorMap
 BLOCK_THREADS = 256  # the most that TVM compiles ROCm kernels for
 _WARP_THREADS = 32
 GRID_BARRIER = "prefuse_grid_barrier"  # of device code: what all blocks of a grid wait at
+SAME_ADDRESS = "prefuse_same_address"  # of device code: whether two arrays are one, as int32
 _MAX_LAUNCHES = 4096  # of one kernel: a longer loop is not for the host
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import tvm_ffi
 from tvm.ir import Call
 
-from .grids import GRID_BARRIER, DeviceFunction
+from .grids import GRID_BARRIER, SAME_ADDRESS, DeviceFunction
 
 _IN_FLOAT32 = frozenset(["cos", "erf", "exp", "exp2", "log", "log10", "log2", "pow", "sigmoid", "sin", "tanh"])
 _INVERSE = frozenset(["acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh"])
@@ -26,7 +26,7 @@ def rocm_obstacle(device: DeviceFunction) -> str:
     def visit(call: Any) -> None:
         name = str(getattr(call.op, "name", "")).removeprefix("tirx.")
         dtype = str(call.ty)
-        if name in _EXTERNAL and call.args[0].value == GRID_BARRIER:
+        if name in _EXTERNAL and call.args[0].value in (GRID_BARRIER, SAME_ADDRESS):
             return  # of the helper that is linked into every module
         if name in _EXTERNAL:
             missing[f"{call.args[0].value} of {dtype}"] = None

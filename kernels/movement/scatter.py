@@ -17,6 +17,7 @@ from tvm import tirx
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, share
+from ..codegen.gpu_builder import GpuBuilder
 from ..expressions import math
 from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel
@@ -49,11 +50,13 @@ def build(group: Group, target: Target) -> BuiltKernel:
         group = as_bits(group, (data, updates, op.outputs[0]))
     builder = new_builder(target)
     scatter = _Scatter(builder, group, op, _combination(reduction, dtype, builder))
-    if group.types[data].elements:
+    if scatter.is_by_lines:
+        scatter.elements()
+    elif group.types[data].elements:
         copy_unless_aliased(builder, scatter.source, scatter.out, group.types[data])
         if group.types[updates].elements:
             {"ScatterElements": scatter.elements, "ScatterND": scatter.slices}[op.op_type]()
-    inplace = () if builder.is_grid or data in group.constants else ((0, data),)
+    inplace = () if data in group.constants or (builder.is_grid and not scatter.is_by_lines) else ((0, data),)
     return finish("scatter", builder, group, flops=group.types[updates].elements, inplace=inplace)
 
 
@@ -112,6 +115,11 @@ class _Scatter:
         self.data, self.indices, self.updates = (group.types[name] for name in op.inputs)
         self.source, self.places, self.values = (self._buffer(name, group) for name in op.inputs)
         self.out = self._buffer(op.outputs[0], group)
+        axis = op.attribute("axis", 0) % max(len(self.data.shape), 1)
+        others = [one.shape[:axis] + one.shape[axis + 1 :] for one in (self.data, self.indices)]
+        # On a GPU a state is renewed by one grid, whose threads each have a whole line of it: two could not run in place.
+        is_state = builder.is_grid and group.updates_state and op.op_type == "ScatterElements"
+        self.is_by_lines = is_state and others[0] == others[1] and self.data.elements > 0
 
     def _buffer(self, name: str, group: Group) -> Buffer:
         kind = group.types[name]
@@ -145,8 +153,18 @@ class _Scatter:
             before = bound_unravel(builder, tirx.floordiv(chunk, blocks), rows)
             first = builder.bind(tirx.floormod(chunk, blocks) * width)
             count = builder.bind(tirx.min(prod(columns) - first, width))
+            if self.is_by_lines:
+                self._copy_line((*before, 0, *bound_unravel(builder, first, columns)), strides, len(rows))
             with builder.loop(length, name="i") as i, builder.loop(count, name="j") as j:
                 update(before, i, bound_unravel(builder, builder.bind(first + j), columns))
+
+    def _copy_line(self, place: Index, extents: Sequence[int], axis: int) -> None:
+        """Copy the line along an axis from `place` on to the output, unless that is the data."""
+        builder = self.builder
+        assert isinstance(builder, GpuBuilder)
+        with builder.when(tirx.Not(builder.is_same(self.source, self.out))), builder.loop(extents[axis], name="e") as e:
+            at = builder.bind(row_major((*place[:axis], e, *place[axis + 1 :]), extents))
+            builder.store(self.out, at, self.source[at])
 
     def slices(self) -> None:
         """ScatterND: whole slices of the data, each of them at a tuple of indices."""

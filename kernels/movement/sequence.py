@@ -8,6 +8,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder, row_major
+from ..codegen.gpu_builder import GpuBuilder
 from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel
 from ..template.kernel import finish, narrowest_lanes, new_builder, pointwise_cost
@@ -30,7 +31,7 @@ def build(group: Group, target: Target) -> BuiltKernel:
     if kind.elements:
         (_scatter if is_scatter else _reverse)(group, builder, anchor)
     work = kind.elements * (1 + pointwise_cost(group))
-    is_free = _writes_in_place(group, builder, anchor) and anchor.inputs[0] not in group.constants
+    is_free = is_scatter and not followers and anchor.inputs[0] not in group.constants
     inplace = ((0, anchor.inputs[0]),) if is_free else ()
     return finish("sequence", builder, group, flops=work, inplace=inplace)
 
@@ -57,11 +58,14 @@ def _scatter(group: Group, builder: KernelBuilder, anchor: Op) -> None:
     shape, update = (group.types[name].shape for name in (anchor.outputs[0], anchor.inputs[1]))
     axis = anchor.attribute("axis", -2) % len(shape)
     rows = _Rows(group, builder, anchor, axis + 1)
-    if _writes_in_place(group, builder, anchor):
+    is_alone = not followers_of(group)  # so that the cache may be the output itself
+    if is_alone and not builder.is_grid:
         _scatter_in_place(group, builder, anchor, rows, axis)
         return
     indices = anchor.inputs[2] if len(anchor.inputs) > 2 else ""
     extent, length = shape[axis], update[axis]
+    cache = group.types[anchor.inputs[0]]
+    caches = [builder.parameter(name, cache.elements, cache.dtype) for name in (anchor.inputs[0], anchor.outputs[0])]
 
     def row(place: Index) -> None:
         number = place[axis]
@@ -74,15 +78,13 @@ def _scatter(group: Group, builder: KernelBuilder, anchor: Op) -> None:
         is_new = tirx.And(number >= 0, number < length)
         with builder.when(is_new):
             rows.copy(place, anchor.inputs[1], (*place[:axis], number))
-        with builder.when(tirx.Not(is_new)):
+        is_kept = tirx.Not(is_new)
+        if is_alone and isinstance(builder, GpuBuilder):
+            is_kept = tirx.And(is_kept, tirx.Not(builder.is_same(*caches)))
+        with builder.when(is_kept):
             rows.copy(place, anchor.inputs[0], place)
 
     parallel_nest(builder, shape[: axis + 1], prod(shape), row)
-
-
-def _writes_in_place(group: Group, builder: KernelBuilder, anchor: Op) -> bool:
-    """Whether the cache may be the output itself, in which then the update alone is written."""
-    return anchor.op_type == "TensorScatter" and not followers_of(group) and not builder.is_grid
 
 
 def _scatter_in_place(group: Group, builder: KernelBuilder, anchor: Op, rows: _Rows, axis: int) -> None:

@@ -7,19 +7,23 @@ import json
 import os
 import threading
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
 from ..cpu_device import CpuInvocation
+from ..device import Invocation
 from ..errors import InputError
 from ..executor import CompiledModel, Context
 from ..interchange import is_integer
 from .loop import GenerationLibrary, function_address
 from .request import Choice, Stop, Stream, Tokens, choice_of, has_no_rows, prompts_of
+
+Table: TypeAlias = "ctypes.Array[ctypes.c_int64]"  # of addresses
 
 LENGTH = "length"  # the state of the programs that says how many tokens of each sequence are in the caches
 
@@ -40,7 +44,7 @@ class _Reader:
     """A program that takes `count` tokens of each sequence, in this session."""
 
     count: int
-    call: CpuInvocation
+    call: Invocation
     tokens: np.ndarray  # int64 [batch, count], and how many of each row are real
     counts: np.ndarray
 
@@ -235,7 +239,6 @@ class Session:
     def _run(self, made: np.ndarray, choice: Choice, stream: Stream | None) -> int:
         """Fill rows of new tokens; how many were made."""
         library, step = self._library, self._readers[0]
-        item, stride = made.itemsize, made.strides[0]
         arrays = (self._logits, choice.settings, choice.key, choice.ends, self._state, self._scratch, made, self._alive)
         table = (ctypes.c_int64 * len(arrays))(*(array.ctypes.data for array in arrays))
         library.prepare()
@@ -249,8 +252,17 @@ class Session:
         is_ended = stream is not None and stream(made[0].copy()) is False
         if is_ended or len(made) == 1 or not self._alive[0]:
             return 1
-        running = self._state[1:]
-        function, start, first = step.call.set_up(made.ctypes.data, running.ctypes.data, self._logits.ctypes.data)
+        if not isinstance(step.call, CpuInvocation):
+            return 1 + self._launch(step.call, made, table, after)
+        is_told = stream is not None or bool(choice.phrases)
+        is_watched = is_told or threading.current_thread() is threading.main_thread()
+        return 1 + self._repeat(step.call, made, table, after if is_watched else None)
+
+    def _repeat(self, call: CpuInvocation, made: np.ndarray, table: Table, after: Callable[[int], bool] | None) -> int:
+        """All further rows of new tokens in one native call; how many were made."""
+        library, running = self._library, self._state[1:]
+        item, stride = made.itemsize, made.strides[0]
+        function, start, first = call.set_up(made.ctypes.data, running.ctypes.data, self._logits.ctypes.data)
         token_place = ctypes.addressof(table) + ctypes.sizeof(ctypes.c_int64) * _TOKEN
         table[_TOKEN] = made.ctypes.data + stride
         fields = {
@@ -264,9 +276,18 @@ class Session:
             "stride": self._batch * item,
             "alive": self._alive.ctypes.data,
         }
-        is_told = stream is not None or bool(choice.phrases)
-        is_watched = is_told or threading.current_thread() is threading.main_thread()
-        return 1 + library.repeat(fields, after if is_watched else None)
+        return library.repeat(fields, after)
+
+    def _launch(self, call: Invocation, made: np.ndarray, table: Table, after: Callable[[int], bool]) -> int:
+        """The same on a GPU: a launch a row, whose logits come to the host, where tokens are chosen."""
+        running = self._state[1:]
+        for number in range(len(made) - 1):
+            call(made[number].ctypes.data, running.ctypes.data, self._logits.ctypes.data)
+            table[_TOKEN] = made[number + 1].ctypes.data
+            self._library.sample(ctypes.byref(table))
+            if not after(number) or not self._alive[0]:
+                return number + 1
+        return len(made) - 1
 
 
 _TOKEN = 6  # place of the new token among the sampler's parameters
@@ -275,7 +296,6 @@ _WAITING = "waiting.json"  # the member of a saved session with the tokens that 
 
 def _reader(batch: int, count: int, context: Context) -> _Reader:
     call = context.prepare()
-    assert isinstance(call, CpuInvocation), "only programs of CPUs keep states"
     return _Reader(count, call, np.zeros((batch, count), np.int64), np.zeros(batch, np.int64))
 
 

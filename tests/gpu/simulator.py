@@ -145,6 +145,8 @@ def simulate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: Driver) ->
 
 def check(cases: Sequence[Case], folder: Path, target: Target = CUDA) -> None:
     """Every case gives what it must, whatever the order of threads, and writes nothing beyond its outputs."""
+    if not cases:
+        return
     kernels = [build(case, target) for case in cases]
     functions = {f"k{i}": kernel.function for i, kernel in enumerate(kernels)}
     library = ctypes.CDLL(str(compile_simulation(functions, folder, target)))
@@ -152,8 +154,9 @@ def check(cases: Sequence[Case], folder: Path, target: Target = CUDA) -> None:
     for order in ORDERS:
         library.sim_order(order)
         for number, (case, kernel) in enumerate(zip(cases, kernels, strict=True)):
-            case.got = run_case(library, f"k{number}", case, kernel)
-            case.check()
+            for pair in (None, *kernel.inplace):
+                case.got = run_case(library, f"k{number}", case, kernel, pair)
+                case.check()
 
 
 def check_in_turn(cases: Sequence[Case], folder: Path, target: Target = CUDA) -> None:
@@ -167,9 +170,14 @@ def check_in_turn(cases: Sequence[Case], folder: Path, target: Target = CUDA) ->
         check(chosen, folder, target)
 
 
-def run_case(library: ctypes.CDLL, symbol: str, case: Case, kernel: BuiltKernel) -> list[np.ndarray]:
+def run_case(
+    library: ctypes.CDLL, symbol: str, case: Case, kernel: BuiltKernel, shared: tuple[int, int] | None = None
+) -> list[np.ndarray]:
+    """What a kernel gives; of a `shared` pair, the output lies in the memory of the operand."""
     inputs = [_guarded(array) for array in operands_of(case, kernel)]
     outputs = [_guarded(np.full(case.group.types[name].size_bytes, POISON, np.uint8)) for name in case.group.outputs]
+    if shared is not None:
+        outputs[shared[0]] = inputs[shared[1]]
     scratch = [_guarded(np.full(kernel.workspace_bytes, POISON, np.uint8))] if kernel.workspace_bytes else []
     scratch += [_guarded(np.zeros(kernel.barrier_bytes, np.uint8))] if kernel.barrier_bytes else []
     pointers = [array.ctypes.data + _GUARD_BYTES for array in (*inputs, *outputs, *scratch)]

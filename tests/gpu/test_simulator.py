@@ -260,6 +260,11 @@ def test_vectors_of_16_bytes() -> None:
     assert "*(float4*)(p0 + " in source
 
 
+def test_a_module_without_kernels() -> None:
+    """What only views its inputs has none."""
+    assert simulated_source("typedef int nothing;\n").splitlines()[0] == '#include "cudasim.h"'
+
+
 def test_shared_bytes_of_a_launch() -> None:
     (one,) = Product().build().function().launches
     assert one.shared_bytes == 2048

@@ -11,7 +11,7 @@ import tvm
 from tvm import tirx
 from tvm.ir import CallingConv
 
-from ....kernels.codegen.grids import BLOCK_THREADS, GRID_BARRIER, DeviceFunction
+from ....kernels.codegen.grids import BLOCK_THREADS, GRID_BARRIER, SAME_ADDRESS, DeviceFunction
 from ....runtime.target import Target
 
 _KERNEL = 'extern "C" __global__'
@@ -84,7 +84,8 @@ def cuda_source(kernels: Mapping[str, DeviceFunction], target: Target) -> str:
     with native:
         module = tvm.get_global_func("target.build.cuda")(device_module(kernels, target), native)
     source = str(module.inspect_source())
-    return source.replace(_KERNEL, _CUDA_HELPER.read_text() + _KERNEL, 1) if GRID_BARRIER in source else source
+    is_helped = GRID_BARRIER in source or SAME_ADDRESS in source
+    return source.replace(_KERNEL, _CUDA_HELPER.read_text() + _KERNEL, 1) if is_helped else source
 
 
 def _lower_reinterpret(call: Any) -> Any:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -116,7 +116,7 @@ def simulated_source(source: str) -> str:
     starts = [one.start() for one in _SIGNATURE.finditer(source)]
     head = source[: starts[0] if starts else None]
     functions: list[str] = []
-    for begin, end in zip(starts, [*starts[1:], len(source)], strict=True):
+    for begin, end in pairwise([*starts, len(source)]):
         functions += _function(source[begin:end])
     return "\n".join(['#include "cudasim.h"', simulate_instructions(head), *functions, ""])
 

@@ -12,8 +12,8 @@ from prefuse.runtime.errors import DeviceError, InputError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan_checker import check_plan
 
-from ..programs.test_states import HEAD, WAYS
-from .simulator import FakeGpu, need_compiler
+from ...programs.test_states import HEAD, WAYS
+from ..simulator import FakeGpu, need_compiler
 
 NAMES = ("in place", "swapped", "shifted", "both the new state and an output", "no inputs")
 
