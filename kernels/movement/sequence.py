@@ -64,8 +64,12 @@ def _scatter(group: Group, builder: KernelBuilder, anchor: Op) -> None:
         return
     indices = anchor.inputs[2] if len(anchor.inputs) > 2 else ""
     extent, length = shape[axis], update[axis]
-    cache = group.types[anchor.inputs[0]]
-    caches = [builder.parameter(name, cache.elements, cache.dtype) for name in (anchor.inputs[0], anchor.outputs[0])]
+    is_kept_there: Expr = tirx.const(False, "bool")  # whether the cache is the output itself
+    if is_alone and isinstance(builder, GpuBuilder):
+        cache = group.types[anchor.inputs[0]]
+        is_kept_there = builder.is_same(
+            *(builder.parameter(name, cache.elements, cache.dtype) for name in (anchor.inputs[0], anchor.outputs[0]))
+        )
 
     def row(place: Index) -> None:
         number = place[axis]
@@ -78,10 +82,7 @@ def _scatter(group: Group, builder: KernelBuilder, anchor: Op) -> None:
         is_new = tirx.And(number >= 0, number < length)
         with builder.when(is_new):
             rows.copy(place, anchor.inputs[1], (*place[:axis], number))
-        is_kept = tirx.Not(is_new)
-        if is_alone and isinstance(builder, GpuBuilder):
-            is_kept = tirx.And(is_kept, tirx.Not(builder.is_same(*caches)))
-        with builder.when(is_kept):
+        with builder.when(tirx.Not(tirx.Or(is_new, is_kept_there))):
             rows.copy(place, anchor.inputs[0], place)
 
     parallel_nest(builder, shape[: axis + 1], prod(shape), row)

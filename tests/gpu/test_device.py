@@ -192,13 +192,13 @@ def test_the_installed_gpu_is_the_default(simulated_gpu: FakeGpu) -> None:
 
 
 def test_kernels_of_few_threads_are_reported_as_slow(simulated_gpu: FakeGpu) -> None:
-    """A sum along a long axis has a thread for each of its three rows."""
-    text = """<ir_version: 10, opset_import: ["": 21]> main (float[3,600000] x) => (float[3,600000] y) <int64 a = {1}> {
-      y = CumSum(x, a)
+    """A product along a long axis, whose order matters, has a thread for each of its three rows."""
+    text = """<ir_version: 10, opset_import: ["": 26]> main (float[3,600000] x) => (float[3,600000] y) <int64 a = {1}> {
+      y = CumProd(x, a)
     }"""
     slow = prefuse.compile(parser.parse_model(text), target="cuda:sm_90", cache=False)
     assert isinstance(slow, CompiledModel)
-    assert "CumSum at y: scan for 1.8 MFLOP in grids of at most 32 threads" in slow.report()
+    assert "CumProd at y: scan for 1.8 MFLOP in grids of at most 32 threads" in slow.report()
     assert "slow paths: none" in compiled().report()
 
 
