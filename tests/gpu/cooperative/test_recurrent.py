@@ -111,10 +111,16 @@ def no_inputs() -> Case:
         (no_steps, "nothing to compute"),
         (no_inputs, "nothing to compute"),
         (lambda: of_torch("GRU", 2, 1, 3, 8, dtype=np.float64), "multiply float32"),
-        (lambda: of_torch("RNN", 1, 4, 1, 16000), "does not hold the state"),
     ],
 )
 def test_refusals(made: Callable[[], Case], reason: str) -> None:
     refused = recurrent_gpu.plan(made().group, CUDA)
     assert isinstance(refused, Refusal)
     assert reason in refused.reason
+
+
+def test_a_state_that_shared_memory_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent_gpu, "_block_bytes", lambda machine: 1000)
+    refused = recurrent_gpu.plan(of_torch("RNN", 1, 4, 1, 300).group, CUDA)
+    assert isinstance(refused, Refusal)
+    assert "does not hold the state of 300 units" in refused.reason
