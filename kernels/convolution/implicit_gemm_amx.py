@@ -28,16 +28,18 @@ from ..microkernels.amx_blocks import (
     stored_lanes,
     tile_threads,
 )
-from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles, PanelLayout
+from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles
 from ..microkernels.amx_unit import ROWS, tile_unit
 from ..microkernels.packed_gemm import Scratch
-from ..microkernels.packing import PackSums
+from ..microkernels.packing import PackPanels
 from ..template.contract import BuiltKernel, Operand
 from ..template.kernel import finish, new_builder
 from ..template.values import GroupValues
 from .amx_input import Place, TiledImage, as_volume, of_volume
 from .channels_last_form import ChannelsLast, estimate_with_bytes, extents_of
+from .transposed_phases import PackPhases
 from .window import Taps, Window
+from .zero_points import zero_point_of
 
 _NEAR_SHARE = 0.5  # of L2, for weights that stay there from one block of positions to the next
 _BAND_SHARE = 0.75  # of L2, for weights and a band of rows
@@ -46,6 +48,9 @@ _BAND_MOST = 1.25  # of L2, where fewer rows would mostly be copied twice
 _BANDED = 2.0  # times L2, of a thread's part of a copy, beyond which bands are made; below, they were as fast or slower
 _STREAMED_SHARE = 1 / 16  # of L2, for weights that are worth prefetching from memory
 _WORK_PER_DOT = 16  # cycles of a product of two tiles
+
+
+Excess = Callable[[Expr, Expr], Expr]
 
 
 def tiles_obstacle(form: ChannelsLast, target: Target) -> str:
@@ -62,8 +67,6 @@ def tiles_obstacle(form: ChannelsLast, target: Target) -> str:
         return "weights that change are not packed into tiles"
     if source.dtype != "float32" and form.is_computed():
         return f"{source.dtype} that the kernel computes itself is not read as bits"
-    if formats[0].sums == "int32" and anchor.op_type != "Conv":
-        return "transposed convolutions of integers are not made by tiles"
     return "" if source.elements * weights.elements * result.elements else "has nothing to multiply"
 
 
@@ -118,7 +121,7 @@ class WindowProduct:
 
     taps: tuple[Taps, ...]
     outputs: Place
-    weights: PanelLayout
+    weights: PackPanels | PackPhases
     phases: int
     place: Callable[[Expr, Index], Index]
 
@@ -170,6 +173,19 @@ class _Rows:
     image: Expr | None = None
 
 
+@dataclass(frozen=True)
+class _Weights:
+    """The packed weights of a product, as words.
+
+    `excess` is how much a sum is more than that of elements less their zero point, for its matrix and output channel (matmul.py);
+    with `is_far` they are the outer loop.
+    """
+
+    buffer: Buffer
+    excess: Excess | None
+    is_far: bool
+
+
 class TiledWindows:
     """The kernel being built, of the products of a Conv or ConvTranspose over one image."""
 
@@ -185,7 +201,6 @@ class TiledWindows:
         self.form.copy_pieces(builder)
         padding = self._padding()
         whole = None if image.band else image.fill(builder, self.form, padding)
-        self.excess = self._excess()
         weights = [self._weights(number, product) for number, product in enumerate(products)]
         dots = sum(prod(self._extents(product).values()) * prod(self._steps(product)) * 4 for product in products)
         threads = builder.threads_for(dots * _WORK_PER_DOT)
@@ -193,18 +208,18 @@ class TiledWindows:
         with tile_threads(builder, self.unit, threads) as (thread, sums):
             if whole is None:
                 copy = Scratch(bands, builder.bind(thread * image.elements))
-                self._bands(products, [buffer for buffer, _ in weights], copy, (thread, threads), sums, padding)
+                self._bands(products, weights, copy, (thread, threads), sums, padding)
             else:
-                for product, (buffer, is_far) in zip(products, weights, strict=True):
+                for product, one in zip(products, weights, strict=True):
                     of = share(thread, threads, prod(self._extents(product).values()))
-                    self._blocks(product, _Rows(whole, 0, image.positions(product.outputs)), buffer, of, sums, is_far=is_far)
+                    self._blocks(product, _Rows(whole, 0, image.positions(product.outputs)), one, of, sums)
         outer, inplace = self.form.outer, self.form.same_place_operands(builder)
         return finish(template, builder, outer, flops=self._flops(products), packed=self.packed, inplace=inplace)
 
     def _bands(
         self,
         products: Sequence[WindowProduct],
-        weights: Sequence[Buffer],
+        weights: Sequence[_Weights],
         copy: Scratch,
         thread_of: tuple[Expr, int],
         sums: Scratch,
@@ -219,12 +234,12 @@ class TiledWindows:
             at, band = (builder.bind(part) for part in unravel(builder.bind(begin + number), (image.source.shape[0], of_image)))
             first = builder.bind(band * image.band)
             image.fill_band(builder, self.form, copy, at, first, padding)
-            for product, buffer in zip(products, weights, strict=True):
+            for product, one in zip(products, weights, strict=True):
                 left = tirx.max(tirx.min(product.outputs[1] - first, image.band), 0)
                 positions = tirx.Select(left > 0, left * image.extents[2] - (image.extents[2] - product.outputs[2]), 0)
                 rows = _Rows(copy, first, builder.bind(positions), at)
                 blocks = tirx.floordiv(rows.positions + (LINES - 1), LINES) * self._columns(product)
-                self._blocks(product, rows, buffer, (0, builder.bind(blocks)), sums, is_far=False)
+                self._blocks(product, rows, replace(one, is_far=False), (0, builder.bind(blocks)), sums)
 
     def _columns(self, product: WindowProduct) -> int:
         """Blocks of 32 columns."""
@@ -255,14 +270,14 @@ class TiledWindows:
             flops += 2 * image.source.shape[0] * prod(product.outputs) * columns * depth
         return flops
 
-    def _weights(self, number: int, product: WindowProduct) -> tuple[Buffer, bool]:
-        """The packed weights of a product, as words, and whether they are far."""
+    def _weights(self, number: int, product: WindowProduct) -> _Weights:
         name, image = self.anchor.inputs[1], self.image
         key = f"{name}/tiles{number}"
         pack = PackTiles(product.weights, image.terms, True, image.of_group * image.joined, image.product)
         self.packed[key] = Operand(name, pack)
         words = pack.packed_type(self.form.inner.types[name]).elements // image.product.k_pack
-        return self.builder.parameter(key, words, "uint32"), self._is_far(4 * words)
+        buffer = self.builder.parameter(key, words, "uint32")
+        return _Weights(buffer, self._excess(number, product), self._is_far(4 * words))
 
     def _is_far(self, weights_bytes: int) -> bool:
         """Whether weights are the outer loop, so that each panel comes from memory once and is prefetched: they exceed L2, or are
@@ -274,38 +289,29 @@ class TiledWindows:
 
     # Zero points ------------------------------------------------------------------------------------------------------
 
-    def _zero_point(self) -> Expr | None:
-        """What is subtracted from each element of the image, int32; None: nothing."""
-        name = self.form.inner.zero_points.get(self.anchor.inputs[0])
-        if name is None:
-            return None
-        return self.builder.bind(tirx.Cast("int32", GroupValues(self.form.inner, self.builder).read(name, ())))
-
     def _padding(self) -> Expr:
         """The number that stands for zero around the image."""
-        zero = self._zero_point()
+        zero = zero_point_of(self.form, self.builder)
         return 0 if zero is None else self.builder.bind(tirx.Cast("uint8", zero & tirx.const(255, "int32")))
 
-    def _excess(self) -> Callable[[Expr], Expr] | None:
-        """How much a sum is more than that of elements less their zero point, for its output channel (matmul.py)."""
-        zero = self._zero_point()
+    def _excess(self, number: int, product: WindowProduct) -> Excess | None:
+        zero = zero_point_of(self.form, self.builder)
         if zero is None:
             return None
-        name = self.anchor.inputs[1]
-        kind = self.form.inner.types[name]
-        pack = PackSums(kind.shape, tuple(range(len(kind.shape))), 0, 1)
-        self.packed[f"{name}/sums"] = Operand(name, pack)
-        sums = self.builder.parameter(f"{name}/sums", pack.packed_type(kind).elements, "int32")
-        return lambda channel: zero * sums[channel]
+        name, pack = self.anchor.inputs[1], product.weights.sums
+        kind = pack.packed_type(self.form.inner.types[name])
+        self.packed[f"{name}/sums{number}"] = Operand(name, pack)
+        sums = self.builder.parameter(f"{name}/sums{number}", kind.elements, "int32")
+        return lambda matrix, channel: zero * sums[matrix * kind.shape[1] + channel]
 
     # A block ----------------------------------------------------------------------------------------------------------
 
-    def _blocks(
-        self, product: WindowProduct, rows: _Rows, weights: Buffer, of: tuple[Expr, Expr], sums: Scratch, *, is_far: bool
-    ) -> None:
+    def _blocks(self, product: WindowProduct, rows: _Rows, weights: _Weights, of: tuple[Expr, Expr], sums: Scratch) -> None:
         """The blocks [begin, end) `of` the rows, with their epilogues. Far weights are the outer loop, and prefetched."""
         builder, extents, (begin_at, end) = self.builder, self._extents(product), of
-        axes: tuple[str, ...] = ("matrix", "n", "image", "plane", "m") if is_far else ("image", "plane", "m", "matrix", "n")
+        axes: tuple[str, ...] = (
+            ("matrix", "n", "image", "plane", "m") if weights.is_far else ("image", "plane", "m", "matrix", "n")
+        )
         axes = axes if rows.image is None else ("m", "matrix", "n")
 
         halves = 1 if self._most_positions(product) <= ROWS else 2, 1 if self.outputs <= ROWS else 2
@@ -317,12 +323,12 @@ class TiledWindows:
             return found if rows.image is None else {**found, "image": rows.image, "plane": 0}
 
         def multiply(block: Expr, first: Scratch | None, between: BlockEpilogue | None) -> None:
-            self._multiply(kernel, product, (rows, weights), place(block), sums, first, between, prefetches=is_far)
+            self._multiply(kernel, product, (rows, weights.buffer), place(block), sums, first, between, prefetches=weights.is_far)
 
         def epilogue(block: Expr) -> BlockEpilogue:
             return self._epilogue(product, rows, place(block), sums)
 
-        begin = None if self.excess is None else self._begin(self.excess, product, place)
+        begin = None if weights.excess is None else self._begin(weights.excess, place)
         kernel.pipeline(builder.bind(end - begin_at), sums, multiply, epilogue, begin)
 
     def _most_positions(self, product: WindowProduct) -> int:
@@ -378,16 +384,13 @@ class TiledWindows:
         most = self._most_positions(product) > ROWS
         return any(0 < self.image.positions((planes, count, columns)) % LINES <= ROWS for count in counts) and most
 
-    def _begin(
-        self, excess: Callable[[Expr], Expr], product: WindowProduct, place: Callable[[Expr], dict[str, Expr]]
-    ) -> Callable[[Expr, Scratch], None]:
+    def _begin(self, excess: Excess, place: Callable[[Expr], dict[str, Expr]]) -> Callable[[Expr, Scratch], None]:
         """What stores the sums that those of a block's channels begin with."""
 
         def begin(block: Expr, line: Scratch) -> None:
             at = place(block)
             left = self.builder.bind(at["n"] * LINES)
-            first = self.builder.bind(self._group_and_phase(product, at)[0] * self.outputs + left)
-            begin_sums(self.builder, line, self._channels(left), lambda c: -excess(first + c))
+            begin_sums(self.builder, line, self._channels(left), lambda c: -excess(at["matrix"], left + c))
 
         return begin
 

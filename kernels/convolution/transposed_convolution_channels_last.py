@@ -27,7 +27,7 @@ from ..template.values import GroupValues
 from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, each_column, vector_cycles
 from .convolution_channels_last import convolution_format, deal
 from .padded_input import Image, padded_image
-from .transposed_phases import PackPhases, PhaseProduct, SumPhases, phase_products, reaches_of
+from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches_of
 from .window import Window, read_window
 from .zero_points import ImageZero
 
@@ -203,7 +203,7 @@ class _TransposedConvolution:
         name, factor = self.anchor.inputs[1], self.zero.factor()
         if factor is None:
             return None
-        pack = SumPhases(self._packing(product, tile))
+        pack = self._packing(product, tile).sums
         kind = pack.packed_type(self.form.inner.types[name])
         self.packed[f"{name}/sums{number}"] = Operand(name, pack)
         sums = self.builder.parameter(f"{name}/sums{number}", kind.elements, "int32")

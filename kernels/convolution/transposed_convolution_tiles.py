@@ -13,6 +13,7 @@ from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, unravel
 from ..groups.group import Group
 from ..microkernels.amx_packing import LINES
+from ..microkernels.amx_unit import tile_dot_of
 from ..template.contract import Candidate, Refusal
 from .amx_input import TiledImage, as_volume
 from .channels_last_form import ChannelsLast, channels_last_form
@@ -26,7 +27,7 @@ _NOTHING = Taps(0, 1, 1, 0, 0)  # the taps of a missing dimension
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one ConvTranspose of float32 or bfloat16 with constant weights whose result, float32, is transposed to NHWC."""
+    """Takes one ConvTranspose of float32, bfloat16 or bytes with constant weights whose result is transposed to NHWC."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
@@ -51,7 +52,9 @@ def _image(form: ChannelsLast, phases: list[PhaseProduct], leads: list[int], rea
     """The layout of the input that the kernel reads."""
     source, groups, one = form.inner.types[form.anchor.inputs[0]], form.anchor.attribute("group", 1), tile_format(form, target)
     ones = (1, 1, 1)
-    image = TiledImage(source, ones, as_volume(leads, 0), ones, as_volume(reaches, 1), one.terms, groups)
+    image = TiledImage(
+        source, ones, as_volume(leads, 0), ones, as_volume(reaches, 1), one.terms, groups, product=tile_dot_of(one)
+    )
     return replace(image, in_place=image.lies_in_place(form, [as_volume(one.positions, 1) for one in phases]))
 
 

@@ -115,6 +115,11 @@ class PackPhases:
         order = (0, *range(3, len(shape), 2), 2, *range(4, len(shape), 2), 1)
         return PackPanels(tuple(shape), order, 1 + len(self.phases), 1, self.tile, k_pack=self.k_pack)
 
+    @property
+    def sums(self) -> SumPhases:
+        """What lays out the sums over k of the same lines."""
+        return SumPhases(self)
+
     def packed_type(self, source: TensorType) -> TensorType:
         return self.panels.packed_type(source)
 
@@ -142,8 +147,7 @@ class SumPhases:
     @property
     def sums(self) -> PackSums:
         """The sums of the weights of all phases, once their taps are gathered."""
-        panels = self.phases.panels
-        return PackSums(panels.shape, panels.order, panels.group_axes, panels.line_axes, panels.tile)
+        return self.phases.panels.sums
 
     def packed_type(self, source: TensorType) -> TensorType:
         return self.sums.packed_type(source)

@@ -14,6 +14,12 @@ from .channels_last_form import ChannelsLast
 _EACH_BYTE = 0x01010101  # of a word
 
 
+def zero_point_of(form: ChannelsLast, builder: KernelBuilder) -> Expr | None:
+    """What is subtracted from each element of the image that a form's anchor reads, int32; None: nothing."""
+    name = form.inner.zero_points.get(form.anchor.inputs[0])
+    return None if name is None else builder.bind(tirx.Cast("int32", GroupValues(form.inner, builder).read(name, ())))
+
+
 @dataclass(frozen=True)
 class ImageZero:
     """The zero point of the first operand of a form's anchor, whose products are of a format."""
@@ -24,10 +30,7 @@ class ImageZero:
 
     def value(self) -> Expr | None:
         """What is subtracted from each element, int32; None: nothing."""
-        name = self.form.inner.zero_points.get(self.form.anchor.inputs[0])
-        if name is None:
-            return None
-        return self.builder.bind(tirx.Cast("int32", GroupValues(self.form.inner, self.builder).read(name, ())))
+        return zero_point_of(self.form, self.builder)
 
     def padding(self, k_pack: int) -> Expr:
         """The element of `k_pack` channels that stands for zero around the image."""

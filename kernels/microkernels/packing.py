@@ -43,6 +43,12 @@ class PackPanels:
         shape = (groups, panels, depth // self.k_pack, tile, *((self.k_pack,) if self.k_pack > 1 else ()))
         return TensorType(shape, "bfloat16" if self.rounds else source.dtype)
 
+    @property
+    def sums(self) -> PackSums:
+        """What lays out the sums over k of the same lines."""
+        assert not self.steps
+        return PackSums(self.shape, self.order, self.group_axes, self.line_axes, self.tile)
+
     def __call__(self, array: np.ndarray) -> np.ndarray:
         groups, panels, depth, tile = self._dimensions()
         cut = array.reshape(self.shape)[tuple(slice(start, None, step) for start, step in self.steps)].transpose(self.order)

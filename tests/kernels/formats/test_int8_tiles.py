@@ -23,7 +23,7 @@ from tvm.ir import GlobalVar
 from ..convolution.channels_last_cases import channels_last
 from ..harness import Case, check, check_in_turn, run, target_of, type_of
 from ..microkernels.amx_emulator import AMX, emulator, running_amx
-from .test_int8 import SHAPES, case_of, convolution_case, extremes
+from .test_int8 import SHAPES, case_of, convolution_case, extremes, transposed_case
 
 __all__ = ["emulator"]
 TILES = (AMX_EMULATED, "amx")
@@ -91,6 +91,21 @@ def test_rows_outside(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("dtype", "zero"), ZEROS)
 def test_convolutions(dtype: str, zero: int | None, level: str) -> None:
     check_in_turn(convolutions(dtype, zero), level, TILES)
+
+
+@pytest.mark.parametrize("level", TILES)
+@pytest.mark.parametrize(("dtype", "zero"), ZEROS)
+def test_transposed_convolutions(dtype: str, zero: int | None, level: str) -> None:
+    """Phases whose taps meet what lies around the image, groups, and channels that fill no tile."""
+    shapes = (
+        (16, 32, 2, 0, 2, 1, 1),
+        (12, 18, 4, 1, 2, 1, 1),
+        (8, 5, 3, 1, 2, 1, 1),
+        (64, 70, 3, 0, 1, 2, 1),
+        (24, 12, 2, 0, 2, 1, 2),
+    )
+    cases = [channels_last(transposed_case(dtype, zero, *shape), template="transposed_convolution_tiles") for shape in shapes]
+    check_in_turn(cases, level, TILES)
 
 
 @pytest.mark.parametrize("level", TILES)
