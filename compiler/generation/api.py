@@ -54,6 +54,8 @@ def compile_generation(
     counts = _counts(prefill, most)
     if options.get("memory_limit") is not None:
         raise OptionError("memory_limit", "a step of generation reads all weights", "leave it out, or use weights='int8'")
+    if options.get("weights") is not None and Target.parse(target).is_gpu:
+        raise OptionError("weights", f"no kernel for {target} reads weights of few bits", "leave it out, or compile for a CPU")
     given = _Request(sequences, most, counts, target, precision, name or _name_of(model), cache, progress, options)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):

@@ -425,6 +425,7 @@ def test_whole_numbers_may_be_those_of_numpy(generator: Generator, texts: np.nda
         ({"prefill": 16}, OptionError, "prefill: 16 given"),
         ({"prefill": (0,)}, OptionError, "prefill: 0 given"),
         ({"memory_limit": "50%"}, OptionError, "memory_limit"),
+        ({"target": "cuda-sim", "weights": "int8"}, OptionError, "no kernel for cuda-sim reads weights of few bits"),
         ({"weihgts": "int8"}, OptionError, "did you mean 'weights'"),
     ],
 )
