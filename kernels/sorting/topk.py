@@ -40,14 +40,20 @@ def obstacle(group: Group, target: Target) -> str:
     return f"{found[axis]} elements are asked for, a row has {shape[axis]}" if found[axis] > shape[axis] else ""
 
 
+def row_extents(group: Group) -> tuple[int, int, int, int]:
+    """Elements of a row, how far they are apart, how many are kept, and how many rows there are."""
+    (op,) = group.ops
+    shape, found = group.types[op.inputs[0]].shape, group.types[group.outputs[0]].shape
+    axis = op.attribute("axis", -1) % len(shape)
+    inner = prod(shape[axis + 1 :])
+    return shape[axis], inner, found[axis], prod(shape[:axis]) * inner
+
+
 def build(group: Group, target: Target) -> BuiltKernel:
     """Takes TopK alone; K is the extent of its results."""
     (op,) = group.ops
     kind = group.types[op.inputs[0]]
-    found = group.types[group.outputs[0]].shape
-    axis = op.attribute("axis", -1) % len(kind.shape)
-    length, inner, kept = kind.shape[axis], prod(kind.shape[axis + 1 :]), found[axis]
-    rows = prod(kind.shape[:axis]) * inner
+    length, inner, kept, rows = row_extents(group)
     builder = new_builder(target)
     work = 6 * kind.elements
     if rows and kept:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 from tvm import tirx
@@ -24,7 +23,7 @@ from ..reduction.thread_block import SHORT_ROW, combined_threads, scanned_thread
 from ..template.contract import BuiltKernel, Refusal
 from ..template.kernel import finish, new_builder
 from .sorting import key_type, order_key
-from .topk import store_element
+from .topk import row_extents, store_element
 
 _MANY_ROWS = 1 << 14  # enough threads by themselves
 _MOST_KEPT = 1 << 12  # entries of 8 bytes in the 48 KiB of shared memory of a block, beside the sums of its threads
@@ -36,10 +35,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     """Takes TopK alone, of long rows of which few elements are kept; K is the extent of its results."""
     (op,) = group.ops
     kind = group.types[op.inputs[0]]
-    found = group.types[group.outputs[0]].shape
-    axis = op.attribute("axis", -1) % len(kind.shape)
-    length, inner, kept = kind.shape[axis], prod(kind.shape[axis + 1 :]), found[axis]
-    rows = prod(kind.shape[:axis]) * inner
+    length, inner, kept, rows = row_extents(group)
     if key_type(kind.dtype) == "int64":
         return Refusal("keys of 8 bytes leave no room for places")
     if kept > _MOST_KEPT:
