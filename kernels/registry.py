@@ -9,7 +9,7 @@ from math import inf
 
 from ..runtime.symbolic.sizes import greatest_of
 from ..runtime.target import Target
-from .attention import attention, attention_gpu, attention_mma_gpu, linear_attention
+from .attention import attention, attention_decode_gpu, attention_gpu, attention_mma_gpu, linear_attention
 from .codegen.grids import UncutError
 from .codegen.rocm_limits import rocm_obstacle
 from .convolution import (
@@ -139,6 +139,7 @@ TILE_TEMPLATES: tuple[Template, ...] = (
 # What is worth a schedule of its own on a GPU; everything else is the CPU's loop nests, cut into grids.
 GPU_TEMPLATES: tuple[Template, ...] = (
     Template("gpu_mma_attention", attention_mma_gpu.plan, attention.ANCHORS, has_surroundings=True),
+    Template("gpu_decode_attention", attention_decode_gpu.plan, attention.ANCHORS, has_surroundings=True),
     Template("gpu_attention", attention_gpu.plan, attention.ANCHORS, has_surroundings=True),
     Template("gpu_wgmma_matmul", matmul_wgmma_gpu.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
     Template("gpu_mma_matmul", matmul_mma_gpu.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),

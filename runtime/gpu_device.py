@@ -140,7 +140,7 @@ def _loaded(gpu: Driver, program: Program) -> LoadedProgram:
         what = f"compiled for {program.plan.target}, which this GPU ({kind}:{gpu.architecture()}) cannot run ({error})"
         raise ProgramFileError("target", what, "compile the model again for this GPU") from error
     loaded = LoadedProgram(gpu, program.plan, module)
-    loaded.upload(program.constants)
+    loaded.upload(program.constants, program.shared)
     if (storage := program.storage) is not None:
         pinned = PinnedMemory(gpu, storage.size_bytes, "weights")
         try:

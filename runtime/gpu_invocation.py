@@ -17,16 +17,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .constants.shared import SharedConstant
 from .device import Arena
 from .errors import ArenaMemoryError, DeviceError
 from .gpu.driver import LOST, TOO_MANY_BLOCKS, Cells, Driver, DriverError, Handle, KernelLaunch, Transfer, Work, issue
 from .gpu.graph import Graph
 from .gpu.hazards import Access, Span, dependencies
-from .gpu.memory import CallerStream, DeviceMemory, GpuMemoryError, PinnedMemory
+from .gpu.memory import CallerStream, DeviceMemory, GpuMemoryError, PinnedMemory, shared_weights, uploaded
 from .plan import (
     ARENA_ROLES,
     BARRIERS,
     COMPUTE,
+    SHARED,
     STORAGE,
     VECTOR_ALIGNMENT,
     Buffer,
@@ -69,15 +71,13 @@ class LoadedProgram:
         self._module = module
         self._functions: dict[str, Handle] = {}
         self._constants: DeviceMemory | None = None
+        self._shared: dict[str, DeviceMemory] = {}
         self._pinned: PinnedMemory | None = None
 
-    def upload(self, constants: np.ndarray) -> None:
-        """Bring the constants that stay on the GPU."""
-        self._constants = DeviceMemory(self.gpu, constants.size, "weights")
-        if constants.size:
-            own = CallerStream(self.gpu)
-            self.gpu.copy_in(self._constants.address, constants.ctypes.data, constants.size, own.stream)
-            self.gpu.synchronize(own.stream)
+    def upload(self, constants: np.ndarray, shared: Mapping[str, SharedConstant]) -> None:
+        """Bring the constants that stay on the GPU: the program's own, and those that others share, by buffers."""
+        self._constants = uploaded(self.gpu, constants)
+        self._shared = {name: shared_weights(self.gpu, one.content, one.data) for name, one in shared.items()}
 
     def keep_stored(self, pinned: PinnedMemory, offsets: Mapping[str, int]) -> None:
         """Constants that stay outside of the GPU, by the names of their buffers."""
@@ -94,8 +94,9 @@ class LoadedProgram:
         """Where buffers lie that are not the caller's: constants, and those of a context at its own addresses."""
         assert self._constants is not None
         starts = {Role.CONSTANT: self._constants.address, **places}
-        placed = (buffer for buffer in self.plan.buffers if buffer.role in starts and buffer.space != STORAGE)
-        return {buffer.name: starts[buffer.role] + (buffer.offset or 0) for buffer in placed}
+        placed = (buffer for buffer in self.plan.buffers if buffer.role in starts and buffer.space not in (STORAGE, SHARED))
+        found = {buffer.name: starts[buffer.role] + (buffer.offset or 0) for buffer in placed}
+        return found | {name: memory.address for name, memory in self._shared.items()}
 
     def __del__(self) -> None:
         with suppress(DriverError), self.gpu.active():  # the driver may be gone before the process

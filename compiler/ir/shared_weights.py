@@ -9,8 +9,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 _KEY = "prefuse.shares_weights"  # of the model's metadata
-# Metadata of a Gather of rows: its table lies in the panels that kernels of products read.
-PANELS = "prefuse.panels"
+# Metadata of a Gather of rows: its table is a product's weights, too; and it lies in the panels that kernels of products read.
+TABLE, PANELS = "prefuse.table", "prefuse.panels"
 
 
 def declare_shared_weights(model: ir.Model) -> None:

@@ -89,9 +89,9 @@ def draft_plan(
 ) -> PlanDraft:
     """The Plan of a graph in the order of its nodes, all on one stream.
 
-    Large constants are shared with other programs, but on GPUs, and where memory `is_limited`: those may stay in the file.
+    Large constants are shared with other programs, but where memory `is_limited`: those may stay in the file.
     """
-    return _Drafting(model, target, aliases, shares=not target.is_gpu and not is_limited).draft(lowered)
+    return _Drafting(model, target, aliases, shares=not is_limited).draft(lowered)
 
 
 class _Drafting:

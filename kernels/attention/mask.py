@@ -18,7 +18,7 @@ from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..groups.group import Op
 from .pattern import Attention, values_after
 
-_HIDDEN = -1e38  # below it a score, such as the least float32, has probability 0 among scores that models compute
+HIDDEN = -1e38  # below it a score, such as the least float32, has probability 0 among scores that models compute
 _NONE = tirx.const(0, "float32")  # no key is seen
 _STEPS = frozenset(["Add", "Cast", "Div", "Mul", "Sub", "Tanh", "Where"])  # if they make -inf of 0, then of every finite score
 Score = Callable[[Expr, Expr], Expr]  # of (row, key), of a product that is 0
@@ -111,7 +111,7 @@ def sees_first_key(builder: KernelBuilder, score: Score, rows: Expr) -> Expr:
     seen, zero = builder.local(1, "float32", "seen"), tirx.const(0, "int32")
     builder.store(seen, zero, tirx.const(1, "float32"))
     with builder.loop(rows, name="row") as row:
-        is_seen = builder.name(score(row, 0)) > tirx.const(_HIDDEN, "float32")
+        is_seen = builder.name(score(row, 0)) > tirx.const(HIDDEN, "float32")
         builder.store(seen, zero, tirx.Select(is_seen, seen[0], _NONE))
     return tirx.NE(seen[0], _NONE)
 
@@ -130,7 +130,7 @@ def _any_seen(builder: KernelBuilder, score: Score, rows: Expr, first: Expr, col
             with builder.loop(count, name="v") as v:
                 column = builder.bind(first + begin + v * width)
                 with builder.loop(width, "vectorized", "lane") as lane:
-                    is_hidden = builder.name(score(row, column + lane)) < tirx.const(_HIDDEN, "float32")
+                    is_hidden = builder.name(score(row, column + lane)) < tirx.const(HIDDEN, "float32")
                     builder.store(seen, lane, tirx.Select(is_hidden, seen[lane], tirx.const(1, "float32")))
     return _folded(builder, seen, lanes)
 

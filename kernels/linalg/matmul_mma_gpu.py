@@ -117,7 +117,7 @@ class MmaProduct:
 
     def _conversions(self, side: Side) -> int:
         """Operations that an element passes through registers with, as the assembly has them; none where copies bring it."""
-        if side.name in self.group.constants or self.is_copied(side):
+        if self.is_packed(side) or self.is_copied(side):
             return 0
         if self.group.types[side.name].dtype == "float32":
             return 3 + 4 * self._terms(side) if self.kind == "bf16" else 1
@@ -127,6 +127,15 @@ class MmaProduct:
         """Whether the operand has the numbers that are multiplied, in rows of whole chunks."""
         is_multiplied = (self.group.types[side.name].dtype == "float32") == (self.kind == "f32")  # so are bytes
         return is_multiplied and self._row(side) % chunk_of(self.kind) == 0
+
+    def is_packed(self, side: Side) -> bool:
+        """Whether the operand is packed at compile time: constants, but for weights that kernels for other numbers of rows read,
+        too, each by tiles of its own. These are read as they lie where that is by vectors."""
+        if side.name not in self.group.constants:
+            return False
+        is_shared = self.product.shares_weights and side is self.product.b
+        is_wide = self.group.types[side.name].dtype == "float32" and self._row(side) % _LANES == 0
+        return not (is_shared and self.kind != "i8" and (is_wide or self.is_copied(side)))
 
     @staticmethod
     def _row(side: Side) -> int:
@@ -177,7 +186,7 @@ class MmaProduct:
         kind = self.group.types[side.name]
         lines, is_swizzled = tile.rows if is_a else tile.columns, unit.swizzles_lines or not side.lines_last
         layout = PartLayout(lines, tile.depth, self.terms[not is_a], not side.lines_last, unit.chunk, is_swizzled)
-        if side.name in self.group.constants:
+        if self.is_packed(side):
             layout = replace(layout, along_k=True, is_swizzled=True)
             pack = PackParts(side.pack(lines), layout)
             product.packed[side.name] = Operand(side.name, pack)

@@ -40,7 +40,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     if found.terms != (1, 1):
         return Refusal("the numbers that it multiplies are sums of several")
     for side in (found.product.a, found.product.b):
-        if side.name not in group.constants and not found.is_copied(side):
+        if not found.is_packed(side) and not found.is_copied(side):
             return Refusal(f"{side.name} has no rows of whole 16 bytes of the numbers that are multiplied")
     kernel = WgmmaProduct(found, target)
     return Candidate(kernel.estimate(), kernel.build)
@@ -55,7 +55,7 @@ class WgmmaProduct:
         self.found, self.product, self.group, self.machine = found, found.product, found.group, found.machine
         self.size = found.size
         b = self.product.b
-        lies_along_lines = b.lines_last and b.name not in self.group.constants
+        lies_along_lines = b.lines_last and not found.is_packed(b)
         self.ways = warpgroup_ways(self.size, self.machine, ROW_ITEMS if lies_along_lines else 1)
 
     def estimate(self) -> Estimate:
@@ -91,7 +91,7 @@ class WgmmaProduct:
     def _copies(self, builder: GpuBuilder, side: Side, lines: int) -> TileCopies:
         """What brings parts of an operand: a constant, packed, or matrices where they lie."""
         kind = self.group.types[side.name]
-        if side.name in self.group.constants:
+        if self.found.is_packed(side):
             pack = PackParts(side.pack(lines), PartLayout(lines, DEPTH, 1, along_k=True))
             self.product.packed[side.name] = Operand(side.name, pack)
             packed = pack.packed_type(kind)

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from ...compiler.ir.functions import fuse_into_function
 from ...compiler.ir.rewriter import drop_unused_constants, operation, replace_node
-from ...compiler.ir.shared_weights import PANELS
+from ...compiler.ir.shared_weights import TABLE
 
 
 def read_tables(model: ir.Model, table: ir.Value, narrow: ir.Value, scaling: ir.Node | None = None) -> None:
@@ -20,7 +20,7 @@ def read_tables(model: ir.Model, table: ir.Value, narrow: ir.Value, scaling: ir.
     makes float32 of the rows that it reads.
     """
     for gather, position in tuple(table.uses()):
-        if gather.op_type != "Gather" or position != 0 or PANELS not in gather.metadata_props:
+        if gather.op_type != "Gather" or position != 0 or TABLE not in gather.metadata_props:
             continue
         if scaling is None:
             chosen = operation("Gather", [narrow, gather.inputs[1]])

@@ -13,7 +13,7 @@ from ...compiler.ir.constants import add_sizes, constant_array, constant_tensor
 from ...compiler.ir.facts import infer_node
 from ...compiler.ir.matching import static_shape
 from ...compiler.ir.rewriter import Rejection, drop_unused_constants, literal_shape, operation, replace_node
-from ...compiler.ir.shared_weights import PANELS, has_shared_weights
+from ...compiler.ir.shared_weights import PANELS, TABLE, has_shared_weights
 from ...compiler.pipeline import Context, Pass
 
 
@@ -24,9 +24,9 @@ class ShareTables(Pass):
     Before:  e = Gather(w, tokens);  y = MatMul(x, v)      with v the transposed w [vocabulary, width]
     After:   e = Gather(w, tokens);  y = Gemm<transB=1>(x, w)
 
-    The Gather's metadata say that its table lies as kernels of products read it, and later passes that make the product's weights
-    narrow make the Gather read these. Only in models whose weights programs for other sizes read: there memory counts, and
-    the panels' rows, whose elements lie apart, cost a step of few tokens nothing.
+    The Gather's metadata say that its table is a product's, and on CPUs that it lies as kernels of products read it; later passes
+    that make the product's weights narrow make the Gather read these. Only in models whose weights programs for other sizes
+    read: there memory counts, and the panels' rows, whose elements lie apart, cost a step of few tokens nothing.
     """
 
     name: ClassVar[str] = "share-tables"
@@ -45,8 +45,10 @@ class ShareTables(Pass):
             others = [node for node in products if node.op_type == "MatMul"]
             for product in others:
                 _multiply_by_rows(model, product, table)
-            changed = changed or bool(others) or PANELS not in gather.metadata_props
-            gather.metadata_props[PANELS] = "1"
+            changed = changed or bool(others) or TABLE not in gather.metadata_props
+            gather.metadata_props[TABLE] = "1"
+            if not context.target.is_gpu:  # whose kernels read shared weights as they lie
+                gather.metadata_props[PANELS] = "1"
         return changed
 
 

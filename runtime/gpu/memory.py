@@ -1,10 +1,14 @@
-"""Memory of the GPU and pinned memory of the host, freed with their last reference; and a caller's stream."""
+"""Memory of the GPU and pinned memory of the host, freed with their last reference; weights on the GPU; and a caller's stream."""
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from contextlib import suppress
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import numpy as np
 
 from .driver import OUT_OF_MEMORY, Driver, DriverError, Handle
 
@@ -63,6 +67,34 @@ class PinnedMemory(_Memory):
         missing = f"no pinned memory for {size_bytes} bytes of {what} on the host"
         super().__init__(driver, lambda: driver.allocate_host(size_bytes), driver.free_host, lambda: missing)
         self.bytes = memoryview((ctypes.c_ubyte * size_bytes).from_address(self.address)).cast("B")
+
+
+_shared: WeakKeyDictionary[Driver, WeakValueDictionary[str, DeviceMemory]] = WeakKeyDictionary()
+_sharing = threading.Lock()
+
+
+def shared_weights(driver: Driver, content: str, data: np.ndarray) -> DeviceMemory:
+    """A constant of this content on the GPU, which is there once, as long as a program has it.
+
+    Raises:
+        GpuMemoryError: there is no memory for it.
+    """
+    with _sharing:
+        known = _shared.setdefault(driver, WeakValueDictionary())
+        found = known.get(content)
+        if found is None:
+            found = known[content] = uploaded(driver, data)
+        return found
+
+
+def uploaded(driver: Driver, data: np.ndarray) -> DeviceMemory:
+    """Weights in memory of their own on the GPU. Raises GpuMemoryError."""
+    memory = DeviceMemory(driver, data.size, "weights")
+    if data.size:
+        own = CallerStream(driver)
+        driver.copy_in(memory.address, data.ctypes.data, data.size, own.stream)
+        driver.synchronize(own.stream)
+    return memory
 
 
 class CallerStream:

@@ -171,3 +171,12 @@ def test_attention(tmp_path: Path) -> None:
         assert code.loop().kinds()["BAR"] == 1
     assert found["half"].loop().count("LDGSTS.E.BYPASS.LTC128B.128") == 8
     assert found["exact"].loop().count("LDG.E.128") == 8
+
+
+def test_attention_of_one_query(tmp_path: Path) -> None:
+    """Keys and values 16 bytes a load, as many under way as a lane has, and nothing of them in memory of its own."""
+    cases = {"half": attend((1, 12, 1, 1024, 64, 64), "bfloat16"), "exact": attend((1, 8, 1, 1024, 128, 128))}
+    for code in codes({name: case.group for name, case in cases.items()}, tmp_path).values():
+        assert code.count("LDL") == code.count("STL") == 0
+        assert code.count("LDG") == code.count("LDG.E.128") >= 1 + 4 + 4
+        assert code.count("HMMA") == 0

@@ -128,6 +128,16 @@ def test_attention() -> None:
         assert others < 12 * scores
 
 
+def test_attention_of_one_query() -> None:
+    """Keys and values 16 bytes a load, nothing spilled."""
+    cases = {"half": attend((1, 12, 1, 1024, 64, 64), "bfloat16"), "exact": attend((1, 8, 1, 1024, 128, 128))}
+    for name, code in codes({name: case.group for name, case in cases.items()}).items():
+        for fact in ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size"):
+            assert code.fact(fact) == 0, (name, fact)
+        assert code.count("scratch_") == code.count("flat_") == 0
+        assert code.count("global_load") == code.count("global_load_dwordx4") >= 1 + 4 + 4
+
+
 def test_recurrences() -> None:
     """Nothing of the block that stays for all steps is spilled."""
     cases = {

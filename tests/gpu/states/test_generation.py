@@ -10,6 +10,7 @@ import prefuse
 import pytest
 from prefuse.runtime.errors import DeviceError
 from prefuse.runtime.generation.generator import Generator
+from prefuse.runtime.plan import CONSTANTS, SHARED
 
 from ...programs.test_generation import MAX_TOKENS, PROMPTS, continued, language_model
 from ...sample import dealt
@@ -22,7 +23,7 @@ NEW = 8
 
 @pytest.fixture(scope="module")
 def gpt2() -> Any:
-    return language_model(n_positions=64, n_embd=32, n_layer=1, n_head=4, tie_word_embeddings=False)
+    return language_model(n_positions=64, n_embd=32, n_layer=1, n_head=4)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,23 @@ def test_texts_are_those_of_transformers(target: str, gpt2: Any, texts: np.ndarr
     session = prefuse.load_generator(tmp_path / "gpt2.prefuse").session()
     parts = [session.generate(PROMPTS, 3), session.generate([[], []], NEW - 3)]
     np.testing.assert_array_equal(np.concatenate(parts, 1), texts)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_weights_lie_there_once(precision: str, simulated_gpu: FakeGpu, tmp_path: Path) -> None:
+    """In the file and on the GPU, for prompts and for steps: the embedding, too, by which the last product multiplies."""
+    module = language_model(n_positions=64, n_embd=256, n_layer=2, n_head=4)
+    net = prefuse.compile_generation(module, max_tokens=32, prefill=(8,), target="cuda:sm_90", precision=precision, cache=False)
+    parameters = sum(one.numel() for one in module.parameters()) * (2 if precision == "bfloat16" else 4)
+    path = tmp_path / "gpt2.prefuse"
+    net.save(path)
+    code = sum(len(program.program.library) for program in net.programs.values())
+    assert path.stat().st_size < 1.02 * parameters + code + 200_000  # the sampler's code, and what a file says of programs
+    before = simulated_gpu.held()[0]
+    assert net.generate([[1, 2, 3]], 2).shape == (1, 2)
+    plans = [program.plan for program in net.programs.values()]
+    rest = sum(space.size_bytes for plan in plans for space in plan.spaces if space.name not in (CONSTANTS, SHARED))
+    assert simulated_gpu.held()[0] - before < 1.02 * parameters + rest + 400_000  # caches, and what is staged
 
 
 def test_ends_and_faults(simulated_gpu: FakeGpu, gpt2: Any, texts: np.ndarray) -> None:
