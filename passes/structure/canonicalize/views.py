@@ -75,7 +75,7 @@ def compose_slices(node: ir.Node, scope: Scope) -> Replacement | None:
     inner, rank = producer_of(node.inputs[0], "Slice"), rank_of(node.outputs[0])
     if inner is None or not rank:
         return None
-    first, second = _slice_numbers(inner, rank), _slice_numbers(node, rank)
+    first, second = slice_numbers(inner, rank), slice_numbers(node, rank)
     if first is None or second is None or set(first[2]) & set(second[2]):
         return None
     names = ("starts", "ends", "axes", "steps")
@@ -83,7 +83,7 @@ def compose_slices(node: ir.Node, scope: Scope) -> Replacement | None:
     return spelled(operation("Slice", [inner.inputs[0], *operands]))
 
 
-def _slice_numbers(node: ir.Node, rank: int) -> tuple[tuple[int, ...], ...] | None:
+def slice_numbers(node: ir.Node, rank: int) -> tuple[tuple[int, ...], ...] | None:
     """Starts, ends, axes and steps of a Slice, where they are constants."""
     starts, ends = int_constants(input_at(node, 1)), int_constants(input_at(node, 2))
     if starts is None or ends is None:
