@@ -1,15 +1,15 @@
-"""What a step of text generation costs beside reading its weights, and beside OpenVINO: `python -m benchmarks.generation`.
+"""What a step of text generation costs beside reading its weights, and beside peers: `python -m benchmarks.generation`.
 
 Models of `transformers` with random weights. In turns, in one process: steps of `generate` in one call, reading as many bytes as
-the weights have, on as many threads, and steps of OpenVINO with its own caches and weights of as many bits. Ratios are those of
-medians.
+the weights have, on as many threads, and steps of OpenVINO and of llama.cpp with their own caches and weights of as many bits.
+Ratios are those of medians.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +34,7 @@ FORMATS: dict[str, tuple[dict[str, str], float]] = {  # options, and bytes of a 
     "int8": ({"weights": "int8"}, 1 + 4 / 128),
     "int4": ({"weights": "int4"}, 1 / 2 + 2 / 32),
 }
+PEERS = {"openvino": "OpenVINO", "llama_cpp": "llama.cpp"}  # by the modules that they need
 _PEER_BITS = {"float32": None, "bfloat16": None, "int8": 8, "int4": 4}
 _HINTS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32", "int4": "f32"}  # precisions that OpenVINO computes in
 _MAX_TOKENS = 1024
@@ -43,7 +44,7 @@ _PAUSE_SECONDS = 0.05  # until the threads of the engine before sleep
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Medians. `floor_ms` is the time of reading `weights_bytes` in the same run, `peer_ms` that of a step of OpenVINO."""
+    """Medians. `floor_ms` is the time of reading `weights_bytes` in the same run, `peers_ms` those of steps of peers by name."""
 
     model: str
     format: str
@@ -52,7 +53,7 @@ class Row:
     weights_bytes: int
     step_ms: float
     floor_ms: float
-    peer_ms: float | None
+    peers_ms: dict[str, float]
     tokens_per_second: float
     gigabytes_per_second: float
     floor_share: float  # the floor over the step
@@ -73,17 +74,19 @@ class Case:
     def path(self) -> Path:
         return self.folder / f"{self.model}-{self.format}-{self.batch}.prefuse"
 
-    @property
-    def peer_path(self) -> Path:
+    def peer_path(self, peer: str) -> Path:
+        if peer == "llama_cpp":
+            return self.folder / f"{self.model}-{self.format}.gguf"
         return self.folder / f"{self.model}-{_PEER_BITS[self.format] or 'float'}.xml"
 
     @property
     def size_path(self) -> Path:
         return self.folder / f"{self.model}.json"
 
-    def prepare(self, has_peer: bool) -> None:
+    def prepare(self, peers: Sequence[str]) -> None:
         """Write what is not in the folder yet."""
-        if self.path.exists() and self.size_path.exists() and (self.peer_path.exists() or not has_peer):
+        missing = [peer for peer in peers if not self.peer_path(peer).exists()]
+        if self.path.exists() and self.size_path.exists() and not missing:
             return
         model = MODELS[self.model](is_small=self.is_small)
         most = min(_MAX_TOKENS, positions(model))
@@ -94,42 +97,54 @@ class Case:
                 model, max_tokens=most, prefill=(), batch=self.batch, threads=self.threads, **options
             )
             generator.save(self.path)
-        if has_peer and not self.peer_path.exists():
+        if "openvino" in missing:
             import openvino
 
             from .engines.openvino_decoder import openvino_decoder
 
             decoder = openvino_decoder(model, _PEER_BITS[self.format])
-            openvino.save_model(decoder, str(self.peer_path), compress_to_fp16=False)
+            openvino.save_model(decoder, str(self.peer_path("openvino")), compress_to_fp16=False)
+        if "llama_cpp" in missing:
+            from .engines.llama_cpp_decoder import write_gguf
 
-    def measure(self, tokens: int, rounds: int, has_peer: bool) -> Row:
-        """Steps of texts that have `tokens` tokens, in turns with reading and with OpenVINO."""
+            write_gguf(model, self.format, self.peer_path("llama_cpp"))
+
+    def measure(self, tokens: int, rounds: int, peers: Sequence[str]) -> Row:
+        """Steps of texts that have `tokens` tokens, in turns with reading and with peers."""
         size = json.loads(self.size_path.read_text())
         tokens = min(tokens, size["max_tokens"] - _STEPS)
         session = prefuse.load_generator(self.path).session()
         size_bytes = int(FORMATS[self.format][1] * size["elements"])
         read, memory = reader(size_bytes, self.threads)
-        peer = self._peer(tokens) if has_peer else None
-        steps, reads, others = list[float](), list[float](), list[float]()
+        turns = {peer: self._peer(peer, tokens, size["max_tokens"]) for peer in peers if peer != "llama_cpp" or self.batch == 1}
+        steps, reads = list[float](), list[float]()
+        others: dict[str, list[float]] = {peer: [] for peer in turns}
         for turn in range(rounds + 1):
             time.sleep(_PAUSE_SECONDS)
             made = _steps(session, self.batch, tokens)
             floor = min(_seconds(lambda: read(memory)) for _ in range(2))
-            time.sleep(_PAUSE_SECONDS)
-            other = [_seconds(peer) for _ in range(_STEPS)] if peer else []
             if turn:
-                steps, others = steps + made, others + other[1:]
+                steps += made
                 reads.append(floor)
+            for peer, call in turns.items():
+                time.sleep(_PAUSE_SECONDS)
+                times = [_seconds(call) for _ in range(_STEPS)]
+                others[peer] += times[1:] if turn else []
         step, floor = median(steps), median(reads)
         return Row(
             self.model, self.format, self.batch, tokens, size_bytes, step * 1e3, floor * 1e3,
-            median(others) * 1e3 if others else None, self.batch / step, size_bytes / floor / 1e9, floor / step,
+            {peer: median(times) * 1e3 for peer, times in others.items()},
+            self.batch / step, size_bytes / floor / 1e9, floor / step,
         )  # fmt: skip
 
-    def _peer(self, tokens: int) -> Callable[[], object]:
+    def _peer(self, peer: str, tokens: int, most: int) -> Callable[[], object]:
+        if peer == "llama_cpp":
+            from .engines.llama_cpp_decoder import llama_cpp_step
+
+            return llama_cpp_step(self.peer_path(peer), tokens, self.threads, most)
         from .engines.openvino_decoder import openvino_step
 
-        return openvino_step(str(self.peer_path), self.batch, tokens, self.threads, _HINTS[self.format])
+        return openvino_step(str(self.peer_path(peer)), self.batch, tokens, self.threads, _HINTS[self.format])
 
 
 def _steps(session: Session, batch: int, tokens: int) -> list[float]:
@@ -153,7 +168,8 @@ def _seconds(call: Callable[[], object]) -> float:
 @click.option("--tokens", "lengths", multiple=True, default=(128,), show_default=True, type=click.IntRange(min=1))
 @click.option("--threads", default=2, show_default=True, type=click.IntRange(min=1))
 @click.option("--rounds", default=10, show_default=True, type=click.IntRange(min=1))
-@click.option("--peer/--no-peer", "has_peer", default=True, help="OpenVINO beside it, which needs nncf for weights of few bits.")
+@click.option("--peer", "peers", multiple=True, default=("openvino",), show_default=True, type=click.Choice(tuple(PEERS)))
+@click.option("--no-peer", "has_none", is_flag=True, help="No peer beside it.")
 @click.option("--small", is_flag=True, help="Small models: checks the benchmark, not the step.")
 @click.option("--prepare", is_flag=True, help="Only compile, into --folder.")
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="Where compiled models are kept for other runs.")
@@ -165,15 +181,23 @@ def main(
     lengths: tuple[int, ...],
     threads: int,
     rounds: int,
-    has_peer: bool,
+    peers: tuple[str, ...],
+    has_none: bool,
     small: bool,
     prepare: bool,
     folder: Path | None,
     json_path: Path | None,
 ) -> None:
-    """Time steps of text generation against reading the weights, and against OpenVINO."""
-    if has_peer and find_spec("openvino") is None:
-        raise click.UsageError("OpenVINO is not installed: pip install 'prefuse[bench]', or --no-peer")
+    """Time steps of text generation against reading the weights, and against peers.
+
+    OpenVINO needs nncf for weights of few bits; llama.cpp, which takes one text at a time, llama-cpp-python and gguf.
+    """
+    peers = () if has_none else peers
+    for peer in peers:
+        if find_spec(peer) is None:
+            raise click.UsageError(
+                f"{PEERS[peer]} is not installed: pip install {peer.replace('_cpp', '-cpp-python')}, or --no-peer"
+            )
     console = Console(width=150)
     torch.set_num_threads(threads)
     with TemporaryDirectory(prefix="prefuse-generation-") as temporary:
@@ -181,9 +205,9 @@ def main(
         kept.mkdir(parents=True, exist_ok=True)
         cases = [Case(model, name, batch, threads, kept, small) for model in models for name in formats for batch in batches]
         for case in cases:
-            case.prepare(has_peer)
+            case.prepare(peers)
             for tokens in () if prepare else lengths:
-                row = case.measure(tokens, rounds, has_peer)
+                row = case.measure(tokens, rounds, peers)
                 console.print(_sentence(row))
                 if json_path is not None:
                     known = json.loads(json_path.read_text()) if json_path.exists() else []
@@ -191,11 +215,11 @@ def main(
 
 
 def _sentence(row: Row) -> str:
-    peer = "" if row.peer_ms is None else f"; OpenVINO {row.peer_ms:.2f} ms, {row.peer_ms / row.step_ms:.2f} times that"
+    peers = "".join(f"; {PEERS[name]} {ms:.2f} ms, {ms / row.step_ms:.2f} times that" for name, ms in row.peers_ms.items())
     return (
         f"{row.model}, {row.format}, {row.batch} x {row.tokens} tokens: {row.step_ms:.2f} ms, {row.tokens_per_second:.0f} tokens "
         f"a second; its {row.weights_bytes / 1e6:.0f} MB {row.floor_ms:.2f} ms at {row.gigabytes_per_second:.1f} GB/s: "
-        f"{row.floor_share:.2f} of the floor{peer}"
+        f"{row.floor_share:.2f} of the floor{peers}"
     )
 
 

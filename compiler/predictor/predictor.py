@@ -16,8 +16,8 @@ from ...kernels.cost.estimate import Estimate, floors
 from ...kernels.problem import problem_of
 from ...runtime.errors import OptionError
 from ...runtime.hardware import machine as machines
-from ...runtime.hardware.machine import COPY_SECONDS
-from ...runtime.plan import ARENA_ROLES, SCRATCH, STORAGE, Copy, Launch, Role, Step, step_writes
+from ...runtime.hardware.machine import COPY_SECONDS, slowed_by_copies
+from ...runtime.plan import ARENA_ROLES, COMPUTE, SCRATCH, STORAGE, Copy, Launch, Role, Step, step_writes
 from ...runtime.precision import Precision
 from ...runtime.profile import GroupDescription
 from ...runtime.target import Target
@@ -100,6 +100,11 @@ class Predictor:
         launches = iter(self._steps(planned))
         spaces = {buffer.name: buffer.space for buffer in planned.plan.buffers}
         steps = [next(launches) if isinstance(step, Launch) else self._copy(step, spaces) for step in planned.plan.steps]
+        factor = self._slowed(planned.plan.steps, steps)
+        steps = [
+            replace(step, time_us=factor * step.time_us) if isinstance(given, Launch) else step
+            for given, step in zip(planned.plan.steps, steps, strict=True)
+        ]
         played = replay(planned.plan, [step.time_us for step in steps])
         critical, stalls = set(played.critical), played.stalls_us(planned.plan)
         placed = (
@@ -118,6 +123,15 @@ class Predictor:
             coldness=self.coldness,
             is_fitted=self.is_fitted,
         )
+
+    def _slowed(self, steps: Sequence[Step], predicted: Sequence[PredictedStep]) -> float:
+        """How many times as long launches take beside copies on other streams."""
+        if self.target.is_gpu:
+            return 1.0
+        pairs = list(zip(steps, predicted, strict=True))
+        kernels = sum(one.time_us for step, one in pairs if isinstance(step, Launch))
+        copies = sum(one.time_us for step, one in pairs if isinstance(step, Copy) and step.stream != COMPUTE)
+        return slowed_by_copies(kernels, copies, self.target.threads)
 
     # Runs -------------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from typing import TypeGuard
 from .gpu import GpuMachine
 
 COPY_SECONDS = 5e-5  # that a copy from a file takes beside its bytes: a thread that wakes, a disk that is asked
+_COPYING_SHARE = 0.24  # of a core, and of what kernels get of memory, that copies from a file take while they are made
 PAGE_BYTES = 4096
 LINE_BYTES = 64  # of a cache line, on every processor that we compile for
 _KIB, _MIB = 1 << 10, 1 << 20
@@ -276,6 +277,17 @@ _MODELS: tuple[tuple[str, int, range, str], ...] = (
 )
 # A thread of a GPU, as the loop nests of CPUs are written for it; architectures get rows of their own.
 _GPU_THREAD = replace(_ROWS[GENERIC][16], name="gpu-thread", vector_bytes=4, registers=64, storage_gbs=20.0)  # over PCIe 4
+
+
+def slowed_by_copies(kernels: float, copies: float, threads: int) -> float:
+    """How many times as long kernels take that are beside copies from files, where both take so long alone.
+
+    One thread leaves the copies a core. Measured with two threads on two cores (`benchmarks/results/2026-11-28-streaming-*`): a
+    call took longer by 12% of its copies' time, 8 to 30%.
+    """
+    if threads == 1 or kernels <= 0:
+        return 1.0
+    return 1.0 + _COPYING_SHARE / threads * min(copies / kernels, 1.0)
 
 
 def names() -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from typing import ClassVar
 
 from ....compiler.pipeline import Context, PlanPass
 from ....runtime.errors import MemoryLimitError
+from ....runtime.hardware.machine import slowed_by_copies
 from ....runtime.hardware.memory_limit import LEAST_STREAMED_BYTES
 from ....runtime.plan import ALIGNMENT, STORAGE, Plan, Role, planned_bytes
 from ....runtime.report import size
@@ -78,7 +79,7 @@ class SchedulePrefetch(PlanPass):
                 found = again
         if isinstance(found, MemoryLimitError):
             raise found
-        context.call_seconds = found.choice.seconds
+        context.call_seconds = found.choice.predicted_seconds(_kernel_threads(context))
         self._report(found, limit, context)
         return _bounded(found.plan, arena_of(plan), limit)
 
@@ -142,12 +143,11 @@ class SchedulePrefetch(PlanPass):
         problem, away = choice.problem, {copy.object for copy in choice.copies if isinstance(copy, Leave)}
         sizes = [problem.objects[copy.object].size_bytes for copy in choice.copies if copy.object not in away]
         moved = [problem.objects[copy.object].size_bytes for copy in choice.copies if copy.object in away]
-        seconds = (sum(sizes) + sum(moved)) / problem.tiers[0].bandwidth_in
         text = f"{size(planned_bytes(plan))} of {size(limit)}: {len(sizes)} copies of {size(sum(sizes))} a call from the file"
         text += f", {found.repeated} launches run again before late readers of what they make" if found.repeated else ""
         text += f", {len(moved)} of {size(sum(moved))} of activations that leave and come back" if moved else ""
-        text += f"; {1e3 * choice.seconds:.2f} ms are predicted, "
-        text += f"{1e3 * problem.compute_seconds:.2f} ms of them for kernels, {1e3 * seconds:.2f} ms for copies"
+        text += f"; {1e3 * context.call_seconds:.2f} ms are predicted, "
+        text += f"{1e3 * problem.compute_seconds:.2f} ms of them for kernels, {1e3 * choice.copy_seconds:.2f} ms for copies"
         context.remark(self.name, text)
 
 
@@ -161,8 +161,19 @@ class _Choice:
 
     @cached_property
     def seconds(self) -> float:
-        """Predicted of a call."""
+        """Of a call whose kernels the copies do not slow down: by it choices are compared."""
         return seconds_of(self.problem, self.copies)
+
+    @property
+    def copy_seconds(self) -> float:
+        sizes = self.problem.objects
+        return sum(sizes[copy.object].size_bytes for copy in self.copies) / self.problem.tiers[0].bandwidth_in
+
+    def predicted_seconds(self, threads: int) -> float:
+        """Of a call, for as many threads of kernels."""
+        factor = slowed_by_copies(self.problem.compute_seconds, self.copy_seconds, threads)
+        steps = tuple(replace(step, seconds=factor * step.seconds) for step in self.problem.steps)
+        return seconds_of(replace(self.problem, steps=steps), self.copies)
 
 
 @dataclass(frozen=True)
@@ -172,6 +183,11 @@ class _Scheduled:
     plan: Plan
     choice: _Choice
     repeated: int = 0
+
+
+def _kernel_threads(context: Context) -> int:
+    """Of cores: on a GPU none are slowed by copies."""
+    return 1 if context.target.is_gpu else context.target.threads
 
 
 def _too_little(objects: Objects, total: int, limit: int, budget: int) -> MemoryLimitError:

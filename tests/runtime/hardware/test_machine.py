@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prefuse.runtime.errors import OptionError
 from prefuse.runtime.hardware import machine as machines
-from prefuse.runtime.hardware.machine import Machine, core_of, host_machine, row, system_caches
+from prefuse.runtime.hardware.machine import Machine, core_of, host_machine, row, slowed_by_copies, system_caches
 from prefuse.runtime.target import Target
 
 
@@ -111,3 +111,11 @@ def test_targets_name_machines() -> None:
 def test_numbers_of_eight_bytes_halve_the_lanes() -> None:
     one: Machine = row("zen5", 16)
     assert (one.of_items(8).lanes, one.of_items(2).lanes, one.of_items(8).vector_bytes) == (8, 16, 64)
+
+
+def test_copies_take_a_core_from_kernels() -> None:
+    """Some of its time, where all cores have a thread of kernels; no more than where copies are made all the time."""
+    assert slowed_by_copies(1.0, 0.5, threads=1) == slowed_by_copies(0.0, 1.0, threads=2) == 1.0
+    half, whole, longer = (slowed_by_copies(1.0, copies, threads=2) for copies in (0.5, 1.0, 3.0))
+    assert 1.0 < half < whole == longer < 1.2
+    assert slowed_by_copies(1.0, 1.0, threads=8) < half
