@@ -35,7 +35,7 @@ _CALIBRATION_BATCHES = 8  # of 8 sentences
 _COSINE_LOST = 8e-4  # by mixed formats, on two of these batches: a fifth less than unseen sentences may lose
 _PAUSE_SECONDS = 0.2  # until the threads of the program before sleep
 _LINE_HEIGHT, _LINE_WIDTH = 48, 320
-_INT4_GROUP = 64
+_INT4_GROUP = 128
 Programs = Mapping[str, CompiledModel]
 
 
