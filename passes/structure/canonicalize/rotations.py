@@ -39,7 +39,7 @@ def reverse_parts(node: ir.Node, scope: Scope) -> Replacement | None:
     if first is None or second is None or (first.source, first.axis, first.step) != (second.source, second.axis, second.step):
         return None
     whole = static_shape(first.source)
-    if whole is None or first.is_column != second.is_column:
+    if whole is None or 0 in shape or first.is_column != second.is_column:
         return None
     half = whole[first.axis] // 2
     if 2 * half != whole[first.axis] or second.start != 0:
@@ -93,8 +93,12 @@ def _cut(node: ir.Node, value: ir.Value) -> tuple[ir.Value, int, int, int] | Non
     if source is None or whole is None or shape is None:
         return None
     if node.op_type == "Split":
-        axis, half = node.attributes.get_int("axis", 0) % len(whole), value is node.outputs[-1]
-        start, step = whole[axis] // 2 if half else 0, 1
+        axis, step = node.attributes.get_int("axis", 0) % len(whole), 1
+        shapes = [static_shape(part) for part in node.outputs[: node.outputs.index(value)]]
+        before = [part[axis] for part in shapes if part is not None]
+        if len(before) < len(shapes):
+            return None
+        start = sum(before)
     elif node.op_type == "Slice" and (numbers := slice_numbers(node, len(whole))) is not None and len(numbers[2]) == 1:
         (start,), _, (axis,), (step,) = numbers
         start = start + whole[axis] if start < 0 else start
