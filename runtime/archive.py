@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -225,6 +226,7 @@ def check_hash(name: str, found: str, hashes: Mapping[str, object]) -> None:
         raise ProgramFileError(name, "its hash is not the one in the manifest", COPY_AGAIN)
 
 
+@cache
 def version(package: str) -> str:
     """The installed version of a package."""
     try:

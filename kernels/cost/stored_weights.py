@@ -11,16 +11,34 @@ from ...runtime.symbolic.sizes import estimating
 from .product import product_estimate
 from .register_tile import RankedTile, ranked_tiles
 
-_LANES = 16  # of a dot product's sums
-_ROW_OPERATIONS = 14.0  # vector operations that make integers of a vector of a row, for three digits
-_SECTION_OPERATIONS = {1: 3.0, 2: 5.0, 3: 7.0}  # that add a vector of a section's sums to the totals, by digits
+_ROW_OPERATIONS = 14.0  # vector operations that make integers of a vector of a row, for three bytes
+_SECTION_OPERATIONS = {1: 3.0, 2: 5.0, 3: 7.0}  # that add a vector of a section's sums to the totals, by bytes of a row
+_PIPES = 1.5  # for integers, beside each that multiplies
 _LOSS = 1.3  # of the time of words, as measured: spilled sums, broadcasts that are no operands of dot products
 _STORE_CYCLES, _START_CYCLES = 3.0, 20.0  # as of float32's register tiles
 _SPILL_CYCLES = 2.0  # of a total that is read and written
-_REGISTERS = 30  # of 32, for sums and unpacked words
+_KEPT_REGISTERS = 2  # that are not for sums and unpacked words
 # Vector operations that make a vector of float32 weights, by bits, and its store. Of 8 bits as measured on Granite Rapids, where
 # 768x3072 takes 4 to 128 rows 1.28 to 2.5 times the time of digits.
 _UNPACKED = {8: 9.0, 4: 4.5, 2: 4.5}
+
+
+class Unit(Protocol):
+    """What `digits.DigitUnit` tells."""
+
+    @property
+    def lanes(self) -> int: ...
+    @property
+    def planes(self) -> int: ...
+    @property
+    def chain(self) -> int: ...
+    @property
+    def multiplies(self) -> float: ...
+    @property
+    def operations(self) -> float: ...
+    @property
+    def unpacking(self) -> int: ...
+    def digits(self, row_bytes: int) -> int: ...
 
 
 class Cut(Protocol):
@@ -41,52 +59,61 @@ class Cut(Protocol):
 
 
 @estimating
-def fixed_point_tiles(rows: int, sections: Cut, digits: int, machine: Machine) -> list[tuple[int, int]]:
-    """Register tiles (rows, vectors) for rows of integers of so many digits, those that take the least time first: what comes
+def fixed_point_tiles(rows: int, sections: Cut, unit: Unit, row_bytes: int, machine: Machine) -> list[tuple[int, int]]:
+    """Register tiles (rows, vectors) for rows of integers of so many bytes, those that take the least time first: what comes
     from memory arrives while the first tile of rows is multiplied. A word of a row that several vectors meet has a register."""
+    digits, left = unit.digits(row_bytes), _registers(machine, sections, unit)
     fitting = [
         (r, v)
         for r, v in product(range(1, min(rows, 12) + 1), (1, 2, 3, 4, 6, 8))
-        if r * v * digits + (r * digits if v > 1 else 0) + _unpacked_words(sections) <= _REGISTERS
+        if r * v * digits + (r * digits if v > 1 and unit.chain == unit.planes else 0) <= left
     ]
     arriving = sections.depth * sections.columns * sections.bits / 8 / machine.memory_bytes
 
     def time(tile: tuple[int, int]) -> tuple[float, float]:
         """What is seen of a tile's cycles and of memory; and the cycles, which decide where memory is all that is seen."""
-        cycles = fixed_point_cycles(tile, rows, sections, digits, machine)
+        cycles = fixed_point_cycles(tile, rows, sections, unit, row_bytes, machine)
         return cycles + max(arriving - cycles * min(tile[0] / rows, 1.0), 0.0), cycles
 
     return sorted(fitting, key=lambda tile: (*time(tile), tile))
 
 
-def _unpacked_words(sections: Cut) -> int:
-    """Registers of words that are being multiplied, and of the mask that takes them apart."""
-    return 2 + (sections.fields if sections.fields > 1 else 0)
+def _registers(machine: Machine, sections: Cut, unit: Unit) -> int:
+    """What words that are being multiplied, and the mask that takes them apart, leave for sums."""
+    words = max(sections.fields, unit.chain) if sections.fields > 1 else unit.planes - 1
+    return machine.registers - _KEPT_REGISTERS - 2 - words
 
 
-def _spilled(cells: int, digits: int, sections: Cut) -> int:
+def _spilled(cells: int, digits: int, left: int) -> int:
     """Totals that have no registers, and are read and written once a section."""
-    return min(max(cells * (digits + 1) + _unpacked_words(sections) - _REGISTERS, 0), cells)
+    return min(max(cells * (digits + 1) - left, 0), cells)
 
 
 @estimating
-def fixed_point_cycles(tile: tuple[int, int], rows: int, sections: Cut, digits: int, machine: Machine) -> float:
+def fixed_point_cycles(tile: tuple[int, int], rows: int, sections: Cut, unit: Unit, row_bytes: int, machine: Machine) -> float:
     """Cycles of one core for `rows` rows: making integers of them, then all register tiles.
 
-    A vector of words takes a dot product for each row, digit and field, and a shift and a mask for each field of several; dot
+    A vector of words takes a product for each row, digit and field, and a shift and a mask for each field of several; dot
     products and multiply-adds have the same rate. Few sums wait for one another.
     """
     height, vectors = tile
-    rate = machine.multiply_adds
+    rate, digits = machine.multiply_adds, unit.digits(row_bytes)
     fields, cells = sections.fields, height * vectors
-    unpacking = (2 * fields - 1) * vectors if fields > 1 else 0
-    dots = fields * cells * digits
-    word = max((dots + unpacking) / rate, fields * machine.sum_latency, (vectors + height * digits * fields) / machine.loads)
-    totals = _SPILL_CYCLES * _spilled(cells, digits, sections)
-    section = _LOSS * word * sections.words + _SECTION_OPERATIONS[digits] * cells / rate + totals
+    unpacking = ((2 * fields - 1 if fields > 1 else 0) + unit.unpacking) * vectors
+    products = fields * cells * digits
+    issued = rate if unit.operations == 1 else max(machine.issued, _PIPES * rate)
+    factors = height * digits * fields * unit.planes * (1 if unit.chain == 1 else vectors)
+    word = max(
+        (products * unit.operations + unpacking) / issued,
+        products * unit.multiplies / rate,
+        fields * (machine.sum_latency if unit.operations == 1 else 1.0),
+        (vectors + factors) / machine.loads,
+    )
+    totals = _SPILL_CYCLES * _spilled(cells, digits, _registers(machine, sections, unit))
+    section = _LOSS * word * sections.words + _SECTION_OPERATIONS[row_bytes] * cells / rate + totals
     one = section * sections.count + _STORE_CYCLES * cells + _START_CYCLES
-    tiles = ceil(rows / height) * ceil(sections.columns / (vectors * _LANES))
-    prepared = _ROW_OPERATIONS * (digits + 1) / 4 * rows * sections.depth / _LANES / rate
+    tiles = ceil(rows / height) * ceil(sections.columns / (vectors * unit.lanes))
+    prepared = _ROW_OPERATIONS * (row_bytes + 1) / 4 * rows * sections.depth / unit.lanes / rate
     return tiles * one + prepared
 
 

@@ -1,4 +1,4 @@
-"""MatMul and Gemm by stored weights through dot products of bytes: rows of A as integers of one to three digits."""
+"""MatMul and Gemm by stored weights through multiply-adds of integers: rows of A as integers of one to three bytes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, share
 from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..cost.stored_weights import fixed_point_cycles, fixed_point_tiles
+from ..formats.digits import DigitUnit, digit_unit
 from ..groups.group import Group
-from ..microkernels.fixed_point import LANES, BlockScales, FixedRows, fix_rows, longest_section, multiply_sections
+from ..microkernels.fixed_point import BlockScales, FixedRows, fix_rows, longest_section, multiply_sections
 from ..microkernels.register_tile import WORK_PER_OPERATION, Tile
 from ..microkernels.weight_packing import Sections
 from ..template.contract import BuiltKernel, Candidate, Refusal
@@ -22,7 +23,7 @@ from ..template.values import anchor_of
 from .stored_weights import BlockReader, WeightsKernel, scaled, stored_weights
 
 ROW_BITS = "prefuse.row_bits"  # attribute of a product: 8 where its rows may be rounded to int8 by blocks
-_DIGITS_OF_PRECISION = {"float32": 3}  # others: two, whose error is 2^-16
+_BYTES_OF_PRECISION = {"float32": 3}  # others: two, whose error is 2^-16
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
@@ -30,8 +31,6 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     weights = stored_weights(group, target)
     if isinstance(weights, Refusal):
         return weights
-    if not target.has("avx512_vnni"):
-        return Refusal(f"{target} has no dot products of bytes")
     kernel = _FixedPointKernel(group, anchor_of(group), target, weights)
     if kernel.a.depth == 0 or kernel.a.lines == 0 or kernel.b.lines == 0:
         return Refusal("is empty")
@@ -42,25 +41,31 @@ class _FixedPointKernel(WeightsKernel):
     template = "fixed_point_matmul"
 
     @property
-    def digits(self) -> int:
+    def row_bytes(self) -> int:
+        """Of the integers of a row."""
         if self.anchor.attribute(ROW_BITS, 0) == 8:
             return 1
-        return _DIGITS_OF_PRECISION.get(self.group.precision, 2)
+        return _BYTES_OF_PRECISION.get(self.group.precision, 2)
+
+    @property
+    def unit(self) -> DigitUnit:
+        return digit_unit(self.target, self.weights.bits)
 
     def _sections(self, tile: int) -> Sections:
-        return self.sections(longest_section(self.weights.bits, self.digits), tile)
+        return self.sections(longest_section(self.weights.bits, self.row_bytes), tile)
 
     def _tiles(self) -> dict[str, Tile]:
         """Register tiles, those with the fewest cycles first."""
-        found = fixed_point_tiles(self.a.lines, self._sections(LANES), self.digits, self.target.machine)
-        tiles = {str(tile): tile for tile in (Tile(rows, vectors, LANES) for rows, vectors in found)}
+        lanes = self.unit.lanes
+        found = fixed_point_tiles(self.a.lines, self._sections(lanes), self.unit, self.row_bytes, self.target.machine)
+        tiles = {str(tile): tile for tile in (Tile(rows, vectors, lanes) for rows, vectors in found)}
         return {name: tile for name, tile in tiles.items() if self._sections(tile.columns).tile % tile.columns == 0}
 
     @estimating
     def estimate(self) -> Estimate:
         machine, tile = self.target.machine, next(iter(self._tiles().values()))
         sections = self._sections(tile.columns)
-        cycles = fixed_point_cycles((tile.rows, tile.vectors), self.a.lines, sections, self.digits, machine)
+        cycles = fixed_point_cycles((tile.rows, tile.vectors), self.a.lines, sections, self.unit, self.row_bytes, machine)
         streamed = 4 * self.a.lines * (self.a.depth + self.b.lines)
         operations = 2 * self.a.lines * self.b.lines * self.a.depth
         overlap = min(tile.rows / hint_of(self.a.lines), 1.0)
@@ -72,7 +77,7 @@ class _FixedPointKernel(WeightsKernel):
         builder, tile = self.builder, self.builder.choose("tile", self._tiles())
         sections = self._sections(tile.columns)
         words, rows = self.words(sections), self.a.lines
-        fixed = fix_rows(builder, self.rows_of_a(), rows, sections, self.digits, self.weights.usual_zero)
+        fixed = fix_rows(builder, self.rows_of_a(), rows, sections, self.unit, self.row_bytes, self.weights.usual_zero)
         store = self.store()
         flops = 2 * rows * self.b.lines * self.a.depth
         threads = min(builder.threads_for(flops // WORK_PER_OPERATION), sections.panels)
@@ -134,7 +139,7 @@ class _FixedPointKernel(WeightsKernel):
                     value = scaled(value, column_scale(column - begin))
                 store(0, first + row, 0, column, value)
 
-            builder.dynamic_vector_loop(begin, end, LANES, element)
+            builder.dynamic_vector_loop(begin, end, tile.lanes, element)
 
 
 __all__ = ["ROW_BITS", "FixedRows", "plan"]

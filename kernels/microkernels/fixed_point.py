@@ -1,52 +1,57 @@
-"""Products of float32 rows by weights of few bits through dot products of bytes (VPDPBUSD), as exact as those of float32.
+"""Products of float32 rows by weights of few bits through multiply-adds of integers, as exact as those of float32.
 
-A section of a row is written as integers of one scale, the largest element of the section by 2^23, and each integer as three
-signed digits of base 256. A digit by weights of 8 or fewer bits is bytes by bytes, whose sums in 32 bits are exact, so that
-the only error is the rounding of the row, at most 2^-24 of the section's largest element: that of float32 itself. (Block floating
-point: Wilkinson, Rounding Errors in Algebraic Processes, 1963; slices of integers for exact products: Ozaki et al., Error-free
-transformations of matrix multiplication, Numer. Algorithms 59, 2012.) Three dot products take 64 numbers, of which float32
-takes twelve instructions: conversions and multiply-adds. Fewer digits are faster: two have 16 bits, one is a row of int8.
+A section of a row is written as integers of one scale, the largest element of the section by 2^23, and each integer as signed
+digits: three of base 256, or two of base 65536 (`DigitUnit`). Sums of digits by weights of 8 or fewer bits are exact in 32
+bits, so that the only error is the rounding of the row, at most 2^-24 of the section's largest element: that of float32 itself.
+(Block floating point: Wilkinson, Rounding Errors in Algebraic Processes, 1963; slices of integers for exact products: Ozaki et
+al., Error-free transformations of matrix multiplication, Numer. Algorithms 59, 2012.) By VPDPBUSD three dot products take 64
+numbers, of which float32 takes twelve instructions: conversions and multiply-adds. Rows of fewer bytes are faster: two keep 16
+bits, one is a row of int8.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 from tvm import tirx
 
 from ...runtime.hardware.machine import LINE_BYTES
 from ..codegen.builder import Buffer, Expr, KernelBuilder
-from ..formats import int8
+from ..formats.digits import DigitUnit
 from .register_tile import Tile
 from .weight_packing import Sections
 
-LANES = 16  # of a dot product's vectors
-_BASE_BITS = 8  # of a digit
-_LARGEST = {1: 127, 2: 32639, 3: 8355000}  # of signed digits; three have some room for the rounding of the scale
+_BYTE_BITS = 8
+_LARGEST = {1: 127, 2: 32639, 3: 8355000}  # by bytes, of signed digits; three have some room for the rounding of the scale
+_HIGH_BITS = 16  # below the digit that is added as float32: what has more does not fit into 32 bits with its sum
 _LEAST = 2.0**-102  # of a section's largest element: below, scales would be subnormal
 _INFINITY = 0x7F800000  # the bits of the least float32 that is not finite
 _CHUNK = 64  # elements that are made into words at a time
 _AHEAD_BYTES = 4096  # prefetch distance in a panel: hardware prefetches no further than the page it reads
-_UNROLLED = 96  # dot products of an unrolled loop over words
+_UNROLLED = 96  # products of an unrolled loop over words
+_WORD_BITS = 32
 
 
-def longest_section(bits: int, digits: int) -> int:
-    """Elements of a section, at most: sums of two digits stay in 32 bits."""
-    return 256 if digits == 1 or bits < 8 else 128
+def longest_section(bits: int, row_bytes: int) -> int:
+    """Elements of a section, at most: sums of 16 bits of rows stay in 32 bits."""
+    return 256 if row_bytes == 1 or bits < _BYTE_BITS else 128
 
 
 @dataclass(frozen=True)
 class FixedRows:
-    """Rows of A as integers by sections.
+    """Rows of A as integers of `row_bytes` bytes by sections.
 
-    `words` are the digits, four neighbours along k a word: [rows, sections, digits, words of a section]. `scales`
-    [rows, sections] are the units of the lowest digit, NaN where a section has an element that is not finite. `starts`
-    [rows, sections, 2] are what the sums of the lower digits, and of the third, begin with: what the usual zero point, which is
-    too much in each weight, adds to them, negated. `sums` [rows, sections] are those of the integers, as float32.
+    `words` are the digits: [rows, sections, digits, planes, words of a section], four neighbours along k a word, or of 16 bits
+    those at even places in one plane and the others in the next. `scales` [rows, sections] are the units of the lowest digit,
+    NaN where a section has an element that is not finite. `starts` [rows, sections, 2] are what the sums of the lowest digit, and
+    of the one from 2^16 on, begin with: what the usual zero point, which is too much in each weight, adds to them, negated.
+    `sums` [rows, sections] are those of the integers, as float32.
     """
 
-    digits: int
+    unit: DigitUnit
+    row_bytes: int
     sections: Sections
     words: Buffer
     scales: Buffer
@@ -54,21 +59,36 @@ class FixedRows:
     sums: Buffer
 
     @property
+    def digits(self) -> int:
+        return self.unit.digits(self.row_bytes)
+
+    @property
+    def has_high(self) -> bool:
+        """Whether the last digit is one from 2^16 on."""
+        return self.row_bytes * _BYTE_BITS > _HIGH_BITS
+
+    @property
     def section_words(self) -> int:
-        """Words of one digit of a section."""
+        """Words of one plane of a digit of a section."""
         return self.sections.words * self.sections.fields
 
-    def word(self, row: Expr, section: Expr, digit: int, word: Expr) -> Expr:
-        return self.words[((row * self.sections.count + section) * self.digits + digit) * self.section_words + word]
+    def factors(self, row: Expr, section: Expr, digit: int, word: Expr) -> list[Expr]:
+        """What a word of weights meets of a digit: one word of each plane."""
+        planes = self.unit.planes
+        first = ((row * self.sections.count + section) * self.digits + digit) * planes
+        return [self.words[(first + plane) * self.section_words + word] for plane in range(planes)]
 
 
-def fix_rows(builder: KernelBuilder, source: Buffer, rows: int, sections: Sections, digits: int, middle: int) -> FixedRows:
+def fix_rows(
+    builder: KernelBuilder, source: Buffer, rows: int, sections: Sections, unit: DigitUnit, row_bytes: int, middle: int
+) -> FixedRows:
     """Emit what makes integers of `rows` rows of float32, which lie one behind the other in `source`."""
     count, padded = sections.count, sections.words * sections.numbers
     fixed = FixedRows(
-        digits,
+        unit,
+        row_bytes,
         sections,
-        builder.workspace(rows * count * digits * padded // 4, "int32"),
+        builder.workspace(rows * count * unit.digits(row_bytes) * unit.planes * padded // 4, "int32"),
         builder.workspace(rows * count, "float32"),
         builder.workspace(rows * count * 2, "int32"),
         builder.workspace(rows * count, "float32"),
@@ -101,43 +121,49 @@ def _fix_section(builder: KernelBuilder, fixed: FixedRows, source: Buffer, origi
     """One section of a row, from element `origin` of the source on."""
     padded = fixed.sections.words * fixed.sections.numbers
     largest = _largest(builder, source, origin, padded)
-    limit = tirx.const(_LARGEST[fixed.digits], "float32")
+    limit = tirx.const(_LARGEST[fixed.row_bytes], "float32")
     is_finite = largest < tirx.const(_INFINITY, "int32")
     unit = builder.name(tirx.max(tirx.reinterpret("float32", largest), tirx.const(_LEAST, "float32")) / limit)
     factor = builder.name(tirx.const(1.0, "float32") / unit)
     builder.store(fixed.scales, place, tirx.Select(is_finite, unit, tirx.const(float("nan"), "float32")))
     numbers = builder.local(padded, "int32", "numbers")
-    for begin, lanes in _chunks(padded, LANES):
+    for begin, lanes in _chunks(padded, fixed.unit.lanes):
         with builder.loop(lanes, "vectorized", "lane") as lane:
             scaled = tirx.nearbyint(source[origin + begin + lane] * factor)
             builder.store(numbers, begin + lane, tirx.Cast("int32", scaled))
-    for digit in range(fixed.digits):
-        below = sum(1 << (_BASE_BITS * (one + 1) - 1) for one in range(digit))  # what the digits below may carry
-        for begin, lanes in _chunks(padded, _CHUNK):
-            vector = numbers[tirx.Ramp(begin, 1, lanes)]
+    bits, planes = fixed.unit.digit_bits, fixed.unit.planes
+    for digit, plane in product(range(fixed.digits), range(planes)):
+        base = builder.bind(((place * fixed.digits + digit) * planes + plane) * fixed.section_words)
+        for begin, lanes in _chunks(padded // planes, _CHUNK * _BYTE_BITS // bits):
+            vector = numbers[tirx.Ramp(begin * planes + plane, planes, lanes)]
             if digit:
-                vector = (vector + tirx.Broadcast(tirx.const(below, "int32"), lanes)) >> tirx.Broadcast(
-                    tirx.const(_BASE_BITS * digit, "int32"), lanes
-                )
-            at = builder.bind((place * fixed.digits + digit) * fixed.section_words + begin // 4)
-            _store_words(builder, fixed.words, at, tirx.Cast(f"int8x{lanes}", vector), lanes)
+                carry, shift = (tirx.const(number, "int32") for number in (_carry(bits, digit), bits * digit))
+                vector = (vector + tirx.Broadcast(carry, lanes)) >> tirx.Broadcast(shift, lanes)
+            _store_words(builder, fixed.words, base + begin * bits // _WORD_BITS, tirx.Cast(f"int{bits}x{lanes}", vector), bits)
     _store_starts(builder, fixed, numbers, padded, place, middle)
 
 
-def _store_words(builder: KernelBuilder, to: Buffer, at: Expr, vector: Expr, lanes: int) -> None:
-    """Store neighbouring bytes as words."""
-    if lanes == 4:
+def _carry(bits: int, digit: int) -> int:
+    """What digits of `bits` bits below one may carry to it."""
+    return sum(1 << (bits * (one + 1) - 1) for one in range(digit))
+
+
+def _store_words(builder: KernelBuilder, to: Buffer, at: Expr, vector: Expr, bits: int) -> None:
+    """Store neighbouring digits of 8 or 16 bits as words."""
+    words = vector.ty.dtype.lanes * bits // _WORD_BITS
+    if words == 1:
         builder.store(to, at, tirx.reinterpret("int32", vector))
         return
-    builder.store(to, tirx.Ramp(at, 1, lanes // 4), tirx.reinterpret(f"int32x{lanes // 4}", vector))
+    builder.store(to, tirx.Ramp(at, 1, words), tirx.reinterpret(f"int32x{words}", vector))
 
 
 def _store_starts(builder: KernelBuilder, fixed: FixedRows, numbers: Buffer, padded: int, place: Expr, middle: int) -> None:
     total = _added_up(builder, numbers, padded, lambda vector, lanes: vector)
     builder.store(fixed.sums, place, tirx.Cast("float32", total))
     minus, high = tirx.const(-middle, "int32"), tirx.const(0, "int32")
-    if fixed.digits == 3:
-        carry, shift = tirx.const(0x8080, "int32"), tirx.const(2 * _BASE_BITS, "int32")
+    if fixed.has_high:
+        bits = fixed.unit.digit_bits
+        carry, shift = tirx.const(_carry(bits, _HIGH_BITS // bits), "int32"), tirx.const(_HIGH_BITS, "int32")
         high = _added_up(
             builder, numbers, padded, lambda v, lanes: (v + tirx.Broadcast(carry, lanes)) >> tirx.Broadcast(shift, lanes)
         )
@@ -198,19 +224,20 @@ def multiply_sections(
     builder: KernelBuilder, tile: Tile, fixed: FixedRows, rows: list[Expr], panel: tuple[Buffer, Expr], blocks: BlockScales
 ) -> Buffer:
     """The micro-kernel: float32 sums [rows, columns] of a register tile of these rows by a panel (buffer, first word)."""
-    sections, cells = fixed.sections, [(r, v) for r in range(tile.rows) for v in range(tile.vectors)]
+    sections, lanes = fixed.sections, fixed.unit.lanes
+    cells = [(r, v) for r in range(tile.rows) for v in range(tile.vectors)]
     totals = builder.local(tile.rows * tile.columns, "float32", "totals")
     for r, v in cells:
-        with builder.loop(LANES, "vectorized", "lane") as lane:
-            builder.store(totals, r * tile.columns + v * LANES + lane, tirx.const(0, "float32"))
+        with builder.loop(lanes, "vectorized", "lane") as lane:
+            builder.store(totals, r * tile.columns + v * lanes + lane, tirx.const(0, "float32"))
     with builder.loop(sections.count, name="section") as section:
         sums = _section_sums(builder, tile, fixed, rows, panel, section)
         for r, v in cells:
             place = builder.bind(rows[r] * sections.count + section)
-            with builder.loop(LANES, "vectorized", "lane") as lane:
-                at, first = r * tile.columns + v * LANES + lane, (r * tile.vectors + v) * fixed.digits * LANES + lane
-                value = _joined(fixed.digits, [sums[first + d * LANES] for d in range(fixed.digits)])
-                column = v * LANES + lane
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                at, first = r * tile.columns + v * lanes + lane, (r * tile.vectors + v) * fixed.digits * lanes + lane
+                value = _joined(fixed, [sums[first + d * lanes] for d in range(fixed.digits)])
+                column = v * lanes + lane
                 if blocks.zero is not None:
                     value = value - fixed.sums[place] * blocks.zero(section, column)
                 value = value * fixed.scales[place]
@@ -224,46 +251,57 @@ def _section_sums(
     builder: KernelBuilder, tile: Tile, fixed: FixedRows, rows: list[Expr], panel: tuple[Buffer, Expr], section: Expr
 ) -> Buffer:
     """The exact sums of a section's digits: [rows, vectors, digits] of vectors."""
-    s, digits = fixed.sections, fixed.digits
-    sums = builder.local(tile.rows * tile.vectors * digits * LANES, "int32", "acc")
+    s, digits, lanes = fixed.sections, fixed.digits, fixed.unit.lanes
+    sums = builder.local(tile.rows * tile.vectors * digits * lanes, "int32", "acc")
     for r in range(tile.rows):
         place = builder.bind((rows[r] * s.count + section) * 2)
         for v in range(tile.vectors):
             for d in range(digits):
-                start = fixed.starts[place + (d == 2)] if d in (0, 2) else tirx.const(0, "int32")
-                with builder.loop(LANES, "vectorized", "lane") as lane:
-                    builder.store(sums, ((r * tile.vectors + v) * digits + d) * LANES + lane, start)
+                is_high = fixed.has_high and d == digits - 1
+                start = fixed.starts[place + int(is_high)] if d == 0 or is_high else tirx.const(0, "int32")
+                with builder.loop(lanes, "vectorized", "lane") as lane:
+                    builder.store(sums, ((r * tile.vectors + v) * digits + d) * lanes + lane, start)
     buffer, base = panel
-    dots = s.words * s.fields * tile.rows * tile.vectors * digits
-    with builder.loop(s.words, "unrolled" if dots <= _UNROLLED else "serial", name="word") as word:
-        origin = builder.bind(base + (section * s.words + word) * s.tile)
-        for line in range(0, tile.columns, LINE_BYTES // 4):
+    at_once = _words_at_once(fixed.unit, s)
+    products = s.words * s.fields * tile.rows * tile.vectors * digits
+    with builder.loop(s.words // at_once, "unrolled" if products <= _UNROLLED else "serial", name="word") as group:
+        words = [builder.bind(group * at_once + one) for one in range(at_once)]
+        origins = [builder.bind(base + (section * s.words + word) * s.tile) for word in words]
+        for origin, line in product(origins, range(0, tile.columns, LINE_BYTES // 4)):
             builder.prefetch(buffer[origin + (_AHEAD_BYTES // 4 + line)])
         for v in range(tile.vectors):
-            with builder.loop(LANES, "vectorized", "lane") as lane:
-                packed = builder.name(buffer[origin + v * LANES + lane])
-                for field in range(s.fields):
-                    four = builder.name(_field(packed, s.bits, field))
-                    for r in range(tile.rows):
-                        for d in range(digits):
-                            at = ((r * tile.vectors + v) * digits + d) * LANES + lane
-                            factor = fixed.word(rows[r], section, d, word * s.fields + field)
-                            builder.store(sums, at, int8.dot(sums[at], four, factor))
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                packed = [builder.name(buffer[origin + v * lanes + lane]) for origin in origins]
+                fields = [builder.name(_field(one, s.bits, field)) for one in packed for field in range(s.fields)]
+                numbers = [word * s.fields + field for word in words for field in range(s.fields)]
+                for r, d in product(range(tile.rows), range(digits)):
+                    at = ((r * tile.vectors + v) * digits + d) * lanes + lane
+                    factors = [fixed.factors(rows[r], section, d, number) for number in numbers]
+                    builder.store(sums, at, fixed.unit.multiply(sums[at], fields, factors))
     return sums
+
+
+def _words_at_once(unit: DigitUnit, sections: Sections) -> int:
+    """Words whose products are added before they meet the sum, to fill the unit's chain: a divisor of a section's words."""
+    most = max(unit.chain // sections.fields, 1)
+    return next(count for count in range(most, 0, -1) if sections.words % count == 0)
 
 
 def _field(word: Expr, bits: int, field: int) -> Expr:
     """Four numbers of a word, one in each byte."""
-    if bits == _BASE_BITS:
+    if bits == _BYTE_BITS:
         return word
     mask = tirx.const(((1 << bits) - 1) * 0x01010101, "int32")
     return ((word >> tirx.const(bits * field, "int32")) if field else word) & mask
 
 
-def _joined(digits: int, sums: list[Expr]) -> Expr:
+def _joined(fixed: FixedRows, sums: list[Expr]) -> Expr:
     """The sum of the integers, as float32, of those of their digits."""
-    low = sums[0] if digits == 1 else (sums[1] << tirx.const(_BASE_BITS, "int32")) + sums[0]
+    *lower, high = sums if fixed.has_high else [*sums, None]
+    low = lower[0]
+    for number, one in enumerate(lower[1:], 1):
+        low = (one << tirx.const(fixed.unit.digit_bits * number, "int32")) + low
     value = tirx.Cast("float32", low)
-    if digits < 3:
+    if high is None:
         return value
-    return value + tirx.Cast("float32", sums[2]) * tirx.const(float(1 << 2 * _BASE_BITS), "float32")
+    return value + tirx.Cast("float32", high) * tirx.const(float(1 << _HIGH_BITS), "float32")

@@ -10,6 +10,7 @@ import ml_dtypes  # noqa: F401  (names int4 and uint4)
 import numpy as np
 import pytest
 from prefuse.kernels.cost.stored_weights import dequantized_tiles, fixed_point_tiles
+from prefuse.kernels.formats.digits import DigitUnit
 from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.microkernels.weight_packing import shared_sections
 from prefuse.kernels.registry import build_kernel
@@ -21,7 +22,9 @@ from prefuse.runtime.target import Target
 from ..harness import Case, check, followed, in_turn, run, target_of, type_of
 from ..symbolic import Dim, Domain, built_for, run_at, sized
 
-TEMPLATES = {"avx2": ("dequantized_matmul",), "avx512vnni": ("fixed_point_matmul", "dequantized_matmul")}
+BOTH = ("fixed_point_matmul", "dequantized_matmul")
+TEMPLATES = dict.fromkeys(("avx2", "avx512", "avx512vnni"), BOTH)
+DOT = DigitUnit("dot", 16)
 rng = np.random.default_rng(17)
 
 
@@ -107,7 +110,7 @@ def test_surroundings(level: str) -> None:
     check(by_template(in_turn(cases, level, tuple(TEMPLATES)), level), target_of(level))
 
 
-@pytest.mark.parametrize(("level", "template"), [("avx2", "dequantized_matmul"), ("avx512vnni", "fixed_point_matmul")])
+@pytest.mark.parametrize(("level", "template"), [("avx2", BOTH[1]), ("avx2", BOTH[0]), ("avx512vnni", BOTH[0])])
 @pytest.mark.parametrize(("dtype", "block"), [("int8", 0), ("uint4", 32)])
 def test_one_kernel_serves_all_numbers_of_rows(dtype: str, block: int, level: str, template: str) -> None:
     target, domain = target_of(level), Domain((Dim("T", 1, 200),), {"T": 64})
@@ -118,19 +121,36 @@ def test_one_kernel_serves_all_numbers_of_rows(dtype: str, block: int, level: st
     run_at(kernel, target, domain, points)
 
 
-def test_fewer_digits() -> None:
-    """Two digits have 16 bits of a section's largest element, one has 8, where precision or the user allows that."""
+@pytest.mark.parametrize("level", TEMPLATES)
+def test_fewer_bytes(level: str) -> None:
+    """Two bytes have 16 bits of a section's largest element, one has 8, where precision or the user allows that."""
     x = rows_of(3, 96)
-    rough = [case_of(x, "int8", 20, 32, rtol=1 / 32639, precision="bfloat16")]
+    rough = [case_of(x, dtype, 20, 32, rtol=1 / 32639, precision="bfloat16") for dtype in ("int8", "int4")]
     rough += [case_of(x, dtype, 20, 32, rtol=1 / 127, row_bits=8) for dtype in ("int8", "uint4")]
     for case in rough:
         case.group = replace(case.group, configuration={"template": "fixed_point_matmul"})
-    check(rough, target_of("avx512vnni"))
-    for case in rough:  # and no more: else the test says nothing of digits
+    check(rough, target_of(level))
+    for case in rough:  # and no more: else the test says nothing of bytes
         assert np.abs(case.got[0] - case.expected[0]).max() > case.atol / 1000
 
 
-def test_unusual_rows() -> None:
+@pytest.mark.parametrize("level", TEMPLATES)
+def test_largest_sums(level: str) -> None:
+    """Weights and digits at the ends of their ranges: no sum of 16 or 32 bits is too small for them."""
+    cases = []
+    for dtype, low, high in (("uint8", 0, 255), ("int8", -128, 127), ("uint4", 0, 15), ("int4", -8, 7), ("uint2", 0, 3)):
+        for weight, sign in product((low, high), (-1.0, 1.0)):
+            for x in (np.full((2, 512), sign), np.where(np.arange(1024).reshape(2, 512) % 2, sign, sign * 0.50390625)):
+                case = case_of(x.astype(np.float32), dtype, 9, 0)
+                case.arrays["w"][...] = np.asarray(weight).astype(case.arrays["w"].dtype)
+                case.expected = [(x @ np.full((512, 9), float(weight)) * case.arrays["s"]).astype(np.float32)]
+                case.atol = 4e-7 * max(float(np.abs(case.expected[0]).max()), 1.0)
+                cases.append(case)
+    check(by_template(in_turn(cases, level, tuple(TEMPLATES)), level), target_of(level))
+
+
+@pytest.mark.parametrize("level", TEMPLATES)
+def test_unusual_rows(level: str) -> None:
     """Zeros, numbers of any size, and what is not finite, which makes all of its row NaN and nothing else."""
     x = rows_of(5, 64) * np.array([[0.0], [1e-36], [1e30], [1.0], [1.0]], np.float32)
     x[3, 7], x[4, 9] = np.inf, np.nan
@@ -138,7 +158,7 @@ def test_unusual_rows() -> None:
     one = case_of(x, "int8", 20, 32)
     for some in (case, one):
         some.group = replace(some.group, configuration={"template": "fixed_point_matmul"})
-    run([case, one], target_of("avx512vnni"))
+    run([case, one], target_of(level))
     error = np.abs(case.got[0].astype(np.float64) - case.expected[0]).max(1)
     least = 64 * 128 * 2.0 * 2.0**-126  # elements below 2^-102 are rounded to multiples of a scale that is no subnormal number
     assert (error <= 1e-6 * np.abs(case.expected[0]).max(1) + least).all(), error
@@ -147,7 +167,7 @@ def test_unusual_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "level", "template"), [(1, "avx512vnni", "fixed_point_matmul"), (1, "avx2", "dequantized_matmul")]
+    ("rows", "level", "template"), [(1, "avx512vnni", BOTH[0]), (1, "avx2", BOTH[0]), (512, "avx2", BOTH[1])]
 )
 def test_the_cheaper_kernel_is_taken(rows: int, level: str, template: str) -> None:
     group = case_of(rows_of(rows, 256), "int4", 512, 32).group
@@ -160,10 +180,10 @@ def test_few_rows_meet_weights_from_memory_together() -> None:
     """Eight rows in one tile of a vector, whose sums leave no registers for totals; not in tiles of several vectors, where words
     of the rows would have none either."""
     machine = row("zen4", 16)
-    tiles = fixed_point_tiles(8, shared_sections(768, 50257, 8, 0, 16), 3, machine)
+    tiles = fixed_point_tiles(8, shared_sections(768, 50257, 8, 0, 16), DOT, 3, machine)
     assert tiles[0] == (8, 1)
     assert (4, 2) not in tiles
-    alone = fixed_point_tiles(1, shared_sections(768, 50257, 8, 0, 16), 3, machine)
+    alone = fixed_point_tiles(1, shared_sections(768, 50257, 8, 0, 16), DOT, 3, machine)
     assert alone.index((1, 2)) < alone.index((1, 1)), "one row waits for memory alone: the tile with fewer cycles"
 
 
