@@ -6,17 +6,21 @@ import gc
 import os
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from prefuse.tests.cpu_seconds import CpuSeconds
-from prefuse.tests.sample import VARIABLE, sample_number
+from prefuse.tests.sample import DEAR, VARIABLE, WHOLE, half, sample_number
 from prefuse.tests.translation_table import keep_translation_table
 
 if TYPE_CHECKING:
     from prefuse.tests.models.exports import Exports
+
+_HALVES = "PREFUSE_TEST_HALVES"  # of the environment of a run's processes: "1" where it draws half of the cases
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,10 +28,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """All processes of a run have one sample, at midnight too."""
+    """All processes of a run have one sample, at midnight too; the first one knows whether it is a run of all tests."""
     os.environ[VARIABLE] = str(sample_number())
+    if not hasattr(config, "workerinput"):
+        is_named = config.args_source == pytest.Config.ArgsSource.ARGS or config.option.keyword or os.environ.get(WHOLE)
+        os.environ[_HALVES] = "" if is_named else "1"
     if most := config.getoption("--cpu-seconds"):
         config.pluginmanager.register(CpuSeconds(most))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Half of the cases of each parametrized test in the dear folders."""
+    if not os.environ[_HALVES]:
+        return
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        function, bracket, _ = item.nodeid.partition("[")
+        if bracket and item.path.relative_to(Path(__file__).parent).parts[0] in DEAR:
+            cases[function].append(item)
+    kept = {item for function, some in cases.items() for item in half(function, some, [one.nodeid for one in some])}
+    dropped = [item for some in cases.values() for item in some if item not in kept]
+    config.hook.pytest_deselected(items=dropped)
+    away = set(dropped)
+    items[:] = [item for item in items if item not in away]
 
 
 def pytest_collection_finish() -> None:

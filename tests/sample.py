@@ -1,6 +1,8 @@
 """Which part of the long suites `make test` runs: another one each day, the same in all its processes, named in its last lines.
 
-The commands (`python -m tests.conformance`, `tests.fuzz`, `tests.kernels`, `tests.zoo`) run the whole.
+A run of all tests takes half of the cases of each parametrized test in the dear folders, too, drawn anew each day; a run that is
+given files or names takes what it is given. The commands (`python -m tests.conformance`, `tests.fuzz`, `tests.kernels`,
+`tests.zoo`) run the whole.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 from zlib import crc32
+
+DEAR = ("compiler", "golden", "gpu", "kernels", "passes", "programs")  # folders of tests whose parametrized cases are drawn
 
 T = TypeVar("T")
 W = TypeVar("W")
@@ -39,3 +43,12 @@ def dealt(cases: Sequence[T], labels: Sequence[str], way: W, ways: Sequence[W]) 
         return list(cases)
     turns = [position + crc32(label.encode()) + sample_number() for position, label in enumerate(labels)]
     return [case for case, turn in zip(cases, turns, strict=True) if turn % len(ways) == ways.index(way)]
+
+
+def half(function: str, cases: Sequence[T], names: Sequence[str]) -> list[T]:
+    """Half of the cases of a test function, and one more where they are odd, in their order.
+
+    By chance, not in turns: cases may be dealt inside the function, too, and two rules that count days would never meet.
+    """
+    drawn = sorted(range(len(cases)), key=lambda i: (crc32(f"{function} {names[i]} {sample_number()}".encode()), i))
+    return [cases[i] for i in sorted(drawn[: -(-len(cases) // 2)])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from prefuse.tests.sample import VARIABLE, WHOLE, dealt, every, sample_number
+from prefuse.tests.sample import VARIABLE, WHOLE, dealt, every, half, sample_number
 
 
 def test_the_number_is_of_the_day_or_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,3 +40,16 @@ def test_a_case_runs_in_one_way_a_day_and_in_all_in_as_many_days(monkeypatch: py
 def test_the_whole_is_every_case_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(WHOLE, "1")
     assert dealt("xyz", "xyz", "b", ("a", "b")) == ["x", "y", "z"]
+
+
+def test_half_of_the_cases_is_drawn_and_all_of_them_in_some_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases, found = list(range(7)), set[int]()
+    for number in range(100, 116):
+        monkeypatch.setenv(VARIABLE, str(number))
+        today = half("test_it", cases, [f"test_it[{case}]" for case in cases])
+        assert today == half("test_it", cases, [f"test_it[{case}]" for case in cases])
+        assert len(today) == 4
+        assert today == sorted(today)
+        found |= set(today)
+    assert found == set(cases)
+    assert half("test_it", ["alone"], ["test_it[alone]"]) == ["alone"]
