@@ -80,7 +80,8 @@ def damages(
     products = {unit.name for unit in calibrated.units}
     for form in dict.fromkeys(assignment.values()):
         units = {name: (name,) for name, one in assignment.items() if one == form and name in products}
-        for name, _, damage in Evaluator(Study(calibrated.model, batches, units, (form,), calibrated.ranges())).alone():
+        study = Study(calibrated.model, batches, units, (form,), calibrated.ranges(), keeps_pairs=calibrated.keeps_pairs)
+        for name, _, damage in Evaluator(study).alone():
             note(name, damage)
     measure = _Measure(calibrated.model, batches)
     for name, form in assignment.items():

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ...kernels.formats.format import SMALL_PAIRS, Storage
+from ...kernels.formats.pairs import keeps_pairs
 from ...kernels.groups.configuration import KEPT_TEMPLATE
 from ...kernels.groups.group import Group, Op
 from ...runtime.precision import Precision
@@ -30,6 +32,7 @@ from .residual_branches import convolutions_on_branches
 
 _LITERAL_ELEMENTS = 64  # integer constants up to this size are parameters: axes, pads, permutations, steps
 
+_PAIRS = "prefuse.pairs"
 _SHAPED_BY_FLOATS = frozenset(["Resize"])
 
 
@@ -62,11 +65,50 @@ class GroupReader:
         found = group_of(self.model, node)
         return replace(
             found,
+            formats=self._formats(found, node),
             precision=precision,
             is_on_branch=node in self.on_branches,
             shares_weights=has_shared_weights(self.model),
             updates_state=any(view_root(value).name in self.states for value in node.inputs if value is not None),
         )
+
+    def _formats(self, group: Group, node: ir.Node) -> dict[str, Storage]:
+        """The storage of constant weights of int8 whose neighbours along k are small enough for the multiplication by pairs of
+        bytes, on CPUs that have none for all."""
+        if self.target.is_gpu or self.target.has("avx512_vnni"):
+            return {}
+        values = {str(value.name): value for value in node.inputs if value is not None}
+        found = {}
+        for op in group.ops:
+            if (axes := _summed_axes(op)) and (name := _widened(group, op.inputs[1])) in group.constants:
+                kind = group.types[name]
+                if kind.dtype == "int8" and len(kind.shape) > 1 and _keeps_pairs(values[name], axes):
+                    found[name] = SMALL_PAIRS
+        return found
+
+
+def _summed_axes(op: Op) -> tuple[int, ...]:
+    """The dimensions of a product's right operand along which kernels may put neighbours into one word."""
+    if op.op_type == "Gemm":
+        return (-1,) if op.attribute("transB", 0) else (-2,)
+    return {"MatMul": (-2,), "Conv": (1, -1)}.get(op.op_type, ())
+
+
+def _widened(group: Group, name: str) -> str:
+    """The value that a product's operand is made of by a change of type alone."""
+    while (op := group.producers.get(name)) is not None and op.op_type in ("Cast", "DequantizeLinear"):
+        name = op.inputs[0]
+    return name
+
+
+def _keeps_pairs(value: ir.Value, axes: tuple[int, ...]) -> bool:
+    """Whether a constant's pairs are small enough, which is kept with the value: many passes ask."""
+    key = f"{_PAIRS}{axes}"
+    if (known := value.meta.get(key)) is None:
+        tensor = constant_tensor(value)
+        assert tensor is not None
+        known = value.meta[key] = all(keeps_pairs(tensor.numpy(), axis) for axis in axes)
+    return bool(known)
 
 
 def _precision_of(model: ir.Model, node: ir.Node, program: Precision) -> Precision:

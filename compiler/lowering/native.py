@@ -58,21 +58,20 @@ _OPTIONS = [
 ]
 
 
-def llvm_target(target: Target, opt_level: int = 3) -> Any:
+def llvm_target(target: Target) -> Any:
     """TVM's description of the target's CPU: a level that many machines share, so that programs can move between them."""
-    description = {"kind": "llvm", "num-cores": target.threads, "opt-level": opt_level, "cl-opt": _OPTIONS, **_LLVM[target.level]}
+    description = {"kind": "llvm", "num-cores": target.threads, "cl-opt": _OPTIONS, **_LLVM[target.level]}
     return tvm.target.Target(description, host=description)
 
 
-def compile_module(module: Any, target: Target, *, has_kernels: bool = True) -> Any:
+def compile_module(module: Any, target: Target) -> Any:
     """Compile an IRModule whose public functions become the library's symbols; a tvm runtime module with its object code.
 
     All buffers are flat: making them so took a tenth of the time, on kernels that have no others. Equal subexpressions, and loops
-    that do nothing, are left to LLVM, which takes no longer with them and writes a fifth less code. A module that only adds up
-    addresses and calls what is elsewhere (`has_kernels` False) is not optimized: LLVM takes 6 ms for it instead of 20.
+    that do nothing, are left to LLVM, which takes no longer with them and writes a fifth less code.
     """
     passes = tirx.transform
-    native = llvm_target(target, 3 if has_kernels else 0)
+    native = llvm_target(target)
     pipeline = [
         passes.BindTarget(native),
         passes.BF16ComputeLegalize(),
@@ -92,8 +91,7 @@ def compile_module(module: Any, target: Target, *, has_kernels: bool = True) -> 
     ]
     with native:
         lowered = tvm.ir.transform.Sequential(pipeline)(module)
-    if has_kernels:
-        _import_functions(lowered, _kernel_functions(target))
+    _import_functions(lowered, _kernel_functions(target))
     return tvm.get_global_func("target.build.llvm")(lowered, native)
 
 

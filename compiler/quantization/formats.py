@@ -10,16 +10,20 @@ beyond the range, infinities included, becomes the nearest end of it, and NaN be
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
+
+from ...kernels.formats.pairs import within_pairs
 
 Bits: TypeAlias = Literal[4, 8]
 
 LEVELS = 255  # steps between the least and the greatest unsigned number of 8 bits
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)  # with a smaller one 1 / scale overflows, or the scale is flushed to zero
 LARGEST = 1e38  # ends of ranges are held within it: what any number stands for is finite then
+_PAIR_LASTS = (64, 80, 96, 112)  # what the largest weight of a channel may become, where pairs are cut
 _LARGEST: dict[Bits, int] = {4: 7, 8: 127}  # of symmetric weights: -8 and -128 are left out
 
 
@@ -80,11 +84,14 @@ def unsigned_affine(low: np.ndarray | float, high: np.ndarray | float) -> Affine
     return Affine(scale, np.asarray(zero))
 
 
-def signed_affine(largest: np.ndarray | float, bits: Bits = 8) -> Affine:
-    """The symmetric format of int8 (of 4 bits: -7 to 7) from -`largest` to `largest`; its scale is 1 where that is 0."""
+def signed_affine(largest: np.ndarray | float, bits: Bits = 8, last: int = 0) -> Affine:
+    """The symmetric format of int8 (of 4 bits: -7 to 7) from -`largest` to `largest`; its scale is 1 where that is 0. `last`: the
+    number that stands for `largest`, if it is not the last one of the bits."""
     most = np.asarray(largest, np.float64)
     assert np.isfinite(most).all(), "the range is not finite"
-    scale = np.where(most > 0, np.maximum(np.minimum(most, LARGEST) / _LARGEST[bits], SMALLEST_SCALE), 1.0).astype(np.float32)
+    scale = np.where(most > 0, np.maximum(np.minimum(most, LARGEST) / (last or _LARGEST[bits]), SMALLEST_SCALE), 1.0).astype(
+        np.float32
+    )
     return Affine(scale, np.zeros(scale.shape, np.int8))
 
 
@@ -111,6 +118,32 @@ def quantize_channels(w: np.ndarray, axis: int, bits: Bits = 8) -> Quantized:
     others = tuple(d for d in range(w.ndim) if d != axis % w.ndim)
     affine = signed_affine(np.abs(w).max(axis=others, keepdims=True, initial=0.0), bits)
     return Quantized(_symmetric(affine, w, bits), affine)
+
+
+def quantize_pairs(w: np.ndarray, axis: int) -> Quantized:
+    """As `quantize_channels`, of numbers whose neighbours along k are as `pairs.keeps_pairs` asks.
+
+    Of a convolution's weights [outputs, channels, ...] these are neighbouring channels, and the taps of a row: kernels make words
+    of either.
+    What is too much of a pair is cut, the less the smaller the numbers; of some largest numbers each channel has the one with
+    the least squared error.
+    """
+    others = tuple(d for d in range(w.ndim) if d != axis % w.ndim)
+    along = (1, -1) if w.ndim > 2 else (1 - axis % 2,)
+    largest = np.abs(w).max(axis=others, keepdims=True, initial=0.0)
+    choices = [signed_affine(largest, last=last) for last in _PAIR_LASTS]
+    numbers = [_paired(one, w, along) for one in choices]
+    errors = [((one.dequantize(each) - w) ** 2).sum(others, keepdims=True) for one, each in zip(choices, numbers, strict=True)]
+    best = np.argmin(errors, 0)
+    scale = np.choose(best, [one.scale for one in choices])
+    return Quantized(np.choose(best, numbers), Affine(scale, np.zeros(scale.shape, np.int8)))
+
+
+def _paired(affine: Affine, w: np.ndarray, along: Sequence[int]) -> np.ndarray:
+    numbers = _symmetric(affine, w, 8)
+    for axis in along:
+        numbers = within_pairs(numbers, axis)
+    return numbers
 
 
 def quantize_groups(w: np.ndarray, group: int, bits: Bits, axis: int = 0) -> Quantized:

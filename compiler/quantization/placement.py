@@ -13,22 +13,25 @@ from ..ir.facts import infer_node
 from ..ir.names import fresh_name
 from ..ir.rewriter import copy_source, drop_unused_constants, graph_of, operation, replace_node
 from .flow import Flow
-from .formats import SMALLEST_SCALE, Affine, quantize_channels
+from .formats import SMALLEST_SCALE, Affine, Quantized, quantize_channels, quantize_pairs
 from .units import Unit
 
 _LARGEST_INT32 = 2**31 - 1
 
 
-def place_static(model: ir.Model, units: Sequence[Unit], flow: Flow, formats: Mapping[str, Affine]) -> None:
+def place_static(
+    model: ir.Model, units: Sequence[Unit], flow: Flow, formats: Mapping[str, Affine], keeps_pairs: bool = False
+) -> None:
     """Let `units` multiply 8-bit numbers, and let what `flow` names lie in 8 bits; `formats` are those of its leaders, by name.
 
     Before:  y = Conv(x, w, b)
     After:   a = DequantizeLinear(QuantizeLinear(x, s, z), s, z);  v = DequantizeLinear(w8, t, 0)
              c = DequantizeLinear(b32, s * t, 0);  y = Conv(a, v, c)
 
-    A bias that is too large for 32 bits of the scale s * t, and those that are added by other nodes, stay float32.
+    Weights are as `pairs.keeps_pairs` asks where `keeps_pairs` is set. A bias that is too large for 32 bits of the scale s * t,
+    and those that are added by other nodes, stay float32.
     """
-    placing = _Placing(model)
+    placing = _Placing(model, keeps_pairs)
     scales = {unit.name: float(formats[str(flow.leader[unit.activations].name)].scale) for unit in units}
     for leader, values in flow.groups().items():
         scale, zero = placing.constants(formats[str(leader.name)], str(leader.name))
@@ -41,14 +44,14 @@ def place_static(model: ir.Model, units: Sequence[Unit], flow: Flow, formats: Ma
     _infer(model)
 
 
-def place_rows(model: ir.Model, units: Sequence[Unit]) -> None:
+def place_rows(model: ir.Model, units: Sequence[Unit], keeps_pairs: bool = False) -> None:
     """Let matrix products quantize each row of their activations by its own range, all scales behind the product of integers.
 
     Before:  y = MatMul(x, w)
     After:   z = least of the row, s = its range / 255, as uint8: q = Cast(Clip(Round(x / s) + z))
              y = (MatMul(Cast(q), Cast(w8)) - z * sums of the columns of w8) * s * t
     """
-    placing = _Placing(model)
+    placing = _Placing(model, keeps_pairs)
     made: dict[ir.Value, _Rows] = {}
     for unit in units:
         x = unit.activations
@@ -82,6 +85,7 @@ class _Placing:
     """New nodes and constants of a model."""
 
     model: ir.Model
+    keeps_pairs: bool  # whether weights are such that pairs of them stay in 16 bits
     _weights: dict[tuple[ir.Value | None, int], _Weights] = field(default_factory=dict)  # by the constant and its channels' axis
 
     def constants(self, affine: Affine, name: str) -> tuple[ir.Value, ir.Value]:
@@ -111,7 +115,8 @@ class _Placing:
     def _weights_of(self, unit: Unit) -> _Weights:
         old, axis = unit.node.inputs[1], unit.channel_axis
         if (old, axis) not in self._weights:
-            found, name = quantize_channels(unit.weights, axis), unit.name if old is None else str(old.name)
+            found = self._quantized(unit.weights, axis, unit.node.op_type)
+            name = unit.name if old is None else str(old.name)
             scales = found.affine.scale.reshape(-1)
             self._weights[old, axis] = _Weights(
                 add_constant(self.model, found.numbers, f"{name}_int8"),
@@ -120,6 +125,11 @@ class _Placing:
                 scales,
             )
         return self._weights[old, axis]
+
+    def _quantized(self, w: np.ndarray, axis: int, op_type: str) -> Quantized:
+        if not self.keeps_pairs or op_type == "ConvTranspose":
+            return quantize_channels(w, axis)
+        return quantize_pairs(w, axis)
 
     def _bias(self, unit: Unit, scales: np.ndarray) -> ir.Node | None:
         bias = constant_array(unit.bias)
@@ -167,7 +177,7 @@ class _Placing:
     def multiply_rows(self, unit: Unit, rows: _Rows) -> None:
         """Put the product of integers in the place of a unit."""
         node, old, name = unit.node, unit.node.inputs[1], f"{unit.name}_weights"
-        weights = quantize_channels(unit.weights if unit.channel_axis else unit.weights.T, 1)
+        weights = self._quantized(unit.weights if unit.channel_axis else unit.weights.T, 1, "MatMul")
         column_sums = weights.numbers.sum(0, dtype=np.int64).astype(np.float32)
         narrow = add_constant(self.model, contiguous(weights.numbers), f"{name}_int8")
         scales = add_constant(self.model, weights.affine.scale.reshape(-1), f"{name}_scale")

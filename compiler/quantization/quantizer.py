@@ -58,7 +58,7 @@ class Calibrated:
     """A float model, prepared, and what calibration has seen of its values: `place` quantizes it.
 
     `left` says of units and recurrences that no 8-bit format takes why not; `smoothed` are the exponents of scales that were
-    moved into weights, by the names of the activations.
+    moved into weights, by the names of the activations. With `keeps_pairs` weights are as `pairs` asks.
     """
 
     model: ir.Model
@@ -66,6 +66,7 @@ class Calibrated:
     histograms: Mapping[str, Histogram]
     left: Mapping[str, str]
     smoothed: Mapping[str, float] = field(default_factory=dict)
+    keeps_pairs: bool = False
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -99,8 +100,8 @@ class Calibrated:
         units = [unit for unit in find_units(model) if unit.name in assignment]
         static = [unit for unit in units if assignment[unit.name] == "int8"]
         flow = find_flow(model.graph, [unit.node for unit in static])
-        place_rows(model, [unit for unit in units if assignment[unit.name] == "int8-rows"])
-        place_static(model, static, flow, self._formats(flow))
+        place_rows(model, [unit for unit in units if assignment[unit.name] == "int8-rows"], self.keeps_pairs)
+        place_static(model, static, flow, self._formats(flow), self.keeps_pairs)
         place_recurrences(model, [node for node in find_recurrences(model) if node.name in assignment])
         for unit in find_units(model):
             if reason := self.left.get(unit.name):
@@ -153,7 +154,7 @@ def calibrate(
     for unit in taken:
         if histograms[str(unit.activations.name)].odd:
             left[unit.name] = "its activations have NaN or infinities on calibration data"
-    return Calibrated(prepared, chosen, histograms, left, smoothed)
+    return Calibrated(prepared, chosen, histograms, left, smoothed, wants_pairs(target))
 
 
 def uncalibrated(model: ir.Model, target: Target) -> Calibrated:
@@ -161,7 +162,13 @@ def uncalibrated(model: ir.Model, target: Target) -> Calibrated:
     prepared = prepare(model, target)
     faults = {unit.name: fault_of(unit, "int8-rows") for unit in find_units(prepared)}
     left = {name: f"{reason} (calibration data would give ranges of tensors)" for name, reason in faults.items() if reason}
-    return Calibrated(prepared, Settings(is_smooth=False), {}, left | _left_recurrences(prepared))
+    left |= _left_recurrences(prepared)
+    return Calibrated(prepared, Settings(is_smooth=False), {}, left, keeps_pairs=wants_pairs(target))
+
+
+def wants_pairs(target: Target) -> bool:
+    """Whether a target multiplies bytes fastest where pairs of weights are small: a CPU without dot products of bytes."""
+    return not target.is_gpu and not target.has("avx512_vnni")
 
 
 def _left_recurrences(model: ir.Model) -> dict[str, str]:

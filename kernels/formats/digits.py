@@ -110,17 +110,15 @@ def llvm_functions(target: Target) -> str:
     """The functions that kernels for a target call."""
     if target.has("avx512_vnni"):
         return ""
-    wide = (_functions(16, "avx512.pmaddubs.w.512", "avx512.pmaddw.d.512"),) if target.has("avx512bw") else ()
-    return "".join((_functions(8, "avx2.pmadd.ub.sw", ""), *wide))
+    wide = _functions(16, "avx512.pmaddubs.w.512", "avx512.pmaddw.d.512") if target.has("avx512bw") else ""
+    return _functions(8, "avx2.pmadd.ub.sw", "avx2.pmadd.wd") + wide
 
 
 def _functions(lanes: int, of_bytes: str, of_halves: str) -> str:
-    """`of_halves` is declared unless it is "": `int8` has declared it."""
+    """For vectors of so many words, by instructions that `int8` has declared."""
     words, halves, bytes_ = f"<{lanes} x i32>", f"<{2 * lanes} x i16>", f"<{4 * lanes} x i8>"
-    madd = of_halves or "avx2.pmadd.wd"
     eight = "<" + ", ".join(["i16 8"] * (2 * lanes)) + ">"
     return f"""
-declare {halves} @llvm.x86.{of_bytes}({bytes_}, {bytes_})
 define {words} @{_FUNCTIONS[_PAIRS]}_{lanes}({words} %a, {words} %b) alwaysinline {{
   %x = bitcast {words} %a to {bytes_}
   %y = bitcast {words} %b to {bytes_}
@@ -138,7 +136,7 @@ define {words} @{_FUNCTIONS[_SUM]}_{lanes}({words} %a, {words} %b) alwaysinline 
 define {words} @{_FUNCTIONS[_MADD]}_{lanes}({words} %sums, {words} %a, {words} %b) alwaysinline {{
   %x = bitcast {words} %a to {halves}
   %y = bitcast {words} %b to {halves}
-  %p = call {words} @llvm.x86.{madd}({halves} %x, {halves} %y)
+  %p = call {words} @llvm.x86.{of_halves}({halves} %x, {halves} %y)
   %r = add {words} %sums, %p
   ret {words} %r
 }}

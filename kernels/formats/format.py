@@ -14,21 +14,24 @@ from ...runtime.hardware.machine import Machine
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 
-# FMAs of vectors, dot products (VDPBF16PS, VPDPBUSD), the same in two steps for 16-bit integers (VPMADDWD), AMX tiles (TDPBF16PS,
-# TDPBUSD, TDPBSSD).
-Unit: TypeAlias = Literal["fma", "dot", "madd", "tile"]
+# FMAs of vectors, dot products (VDPBF16PS, VPDPBUSD), the same of 16-bit integers (VPMADDWD) and of pairs of bytes that 16 bits
+# hold (VPMADDUBSW), AMX tiles (TDPBF16PS, TDPBUSD, TDPBSSD).
+Unit: TypeAlias = Literal["fma", "dot", "madd", "pairs", "tile"]
 Granularity: TypeAlias = Literal["none", "tensor", "channel", "group"]  # what has a scale of its own
 _WORD_BITS = 32
+_INSTRUCTIONS: dict[Unit, float] = {"dot": 1, "pairs": 2, "madd": 3}  # that multiply words, in the time of multiply-adds
 _CHAIN = 1024  # additions in a chain: more have over twice the error of ONNX Runtime's sums, which are made of blocks of k
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How an operand is stored: its type, and the scales that make real numbers of its elements."""
+    """How an operand is stored: its type, and the scales that make real numbers of its elements. `keeps_pairs`: neighbours along
+    k of a constant are as `pairs.keeps_pairs` asks."""
 
     dtype: str
     scales: Granularity = "none"
     is_packed: bool = False  # as in TensorType
+    keeps_pairs: bool = False
 
     @property
     def bits(self) -> int:
@@ -36,7 +39,11 @@ class Storage:
         return TensorType((), self.dtype, self.is_packed).bits
 
     def __str__(self) -> str:
-        return f" by {self.scales}" * (self.scales != "none")
+        return f" by {self.scales}" * (self.scales != "none") + " in small pairs" * self.keeps_pairs
+
+    def holds(self, other: Storage) -> bool:
+        """Whether all that is stored as the other is stored so, too."""
+        return replace(other, keeps_pairs=self.keeps_pairs) == self and other.keeps_pairs >= self.keeps_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +81,13 @@ class Format:
         """A core as the format uses it: with the registers that are left for sums and factors, and, where these are integers,
         with its operations in a cycle as multiply-adds and as dot products.
 
-        VPDPBUSD is made where multiply-adds are, as often. VPMADDWD takes half a word. Of integers one by one a product takes two
-        instructions and its sum a third.
+        VPDPBUSD is made where multiply-adds are, as often. VPMADDWD takes half a word, and VPMADDUBSW one, whose pairs a
+        VPMADDWD adds. Of integers one by one a product takes two instructions and its sum a third.
         """
         left = replace(machine, registers=machine.registers - self.registers)
         if "float" in self.sums:
             return left
-        rate = machine.multiply_adds / {"dot": 1, "madd": 2}.get(self.unit, 3)
+        rate = machine.multiply_adds / _INSTRUCTIONS.get(self.unit, 3)
         return replace(left, multiply_adds=rate, dots=rate)
 
     def runs_on(self, target: Target) -> bool:
@@ -113,6 +120,9 @@ BF16X2 = Format("bf16x2", _FLOAT32, _FLOAT32, "float32", "tile", 2, terms=2)
 BF16X3 = Format("bf16x3", _FLOAT32, _FLOAT32, "float32", "tile", 2, terms=3)
 _UINT8, _INT8 = Storage("uint8"), Storage("int8")
 U8_DOT = Format("u8*s8 dot", _UINT8, _INT8, "int32", "dot", 4, None, feature="avx512_vnni")
+SMALL_PAIRS = Storage("int8", keeps_pairs=True)
+U8_PAIRS = Format("u8*s8 pairs", _UINT8, SMALL_PAIRS, "int32", "pairs", 4, None, registers=5)
+S8_PAIRS = Format("s8*s8 pairs", _INT8, SMALL_PAIRS, "int32", "pairs", 4, None, registers=5, offset=128)
 U8_MADD = Format("u8*s8 madd", _UINT8, _INT8, "int32", "madd", 4, None, registers=4)
 S8_DOT = Format("s8*s8 dot", _INT8, _INT8, "int32", "dot", 4, None, feature="avx512_vnni", offset=128)
 S8_MADD = Format("s8*s8 madd", _INT8, _INT8, "int32", "madd", 4, None, registers=4, offset=128)
@@ -128,8 +138,10 @@ FORMATS: tuple[Format, ...] = (
     BF16_PAIRS,
     F32_BF16_PAIRS,
     U8_DOT,
+    U8_PAIRS,
     U8_MADD,
     S8_DOT,
+    S8_PAIRS,
     S8_MADD,
     F32,
     *(plain(a, b, "int32") for a in _BYTES for b in _BYTES),
@@ -157,5 +169,5 @@ def formats_for(
 
     Formats of AMX tiles are given only for `unit="tile"`.
     """
-    fitting = (one for one in FORMATS if (one.a, one.b) == (a, b) and one.runs_on(target))
+    fitting = (one for one in FORMATS if one.a.holds(a) and one.b.holds(b) and one.runs_on(target))
     return tuple(one for one in fitting if (one.unit == unit if unit else one.unit != "tile") and can_read(one))

@@ -2,7 +2,8 @@
 
 A multiply-add of words is s + a0 * b0 + ... + a3 * b3 in 32 bits, modulo 2^32, `a` unsigned and `b` signed: one instruction where
 the CPU has AVX512_VNNI (VPDPBUSD). Elsewhere bytes are widened to 16 bits, even ones and odd ones, and VPMADDWD adds up the
-products of each in 32 bits. Both are exact; VPMADDUBSW, which takes bytes, saturates sums of 16 bits and is not.
+products of each in 32 bits. Both are exact. VPMADDUBSW, which takes bytes, saturates sums of 16 bits: it is exact where
+neighbours in `b` are small enough (`pairs`).
 
 TVM cannot write these instructions, so they are called through functions of LLVM IR, which are inlined.
 """
@@ -22,6 +23,8 @@ _DOT, _DOT_LANES = "tirx.prefuse_int8_dot", 16
 _DOT_FUNCTION = "prefuse_int8_dot"
 _MADD = "tirx.prefuse_int8_madd"
 _MADD_FUNCTION, _MADD_LANES = "prefuse_int8_madd", (8, 16)
+_PAIRS = "tirx.prefuse_int8_pairs"
+_PAIRS_FUNCTION = "prefuse_int8_pairs"
 _WORD_FUNCTION = "prefuse_int8_word"
 _PURE = 1  # TVM's CallEffectKind of an operator without side effects
 _BYTES = 4  # of a word
@@ -36,6 +39,10 @@ def llvm_functions(target: Target) -> str:
         _WORD_LOAD,
         _madd_function(8, "avx2.pmadd.wd"),
         _madd_function(16, "avx512.pmaddw.d.512") if has_words else _loose_madd(16),
+        _pairs_function(8, "avx2.pmadd.ub.sw", "avx2.pmadd.wd"),
+        _pairs_function(16, "avx512.pmaddubs.w.512", "avx512.pmaddw.d.512")
+        if has_words
+        else _loose_function(f"{_PAIRS_FUNCTION}_16", 16),
     ]
     if not target.has("avx512_vnni"):
         return "".join(madds)
@@ -80,6 +87,21 @@ define {result} @{_MADD_FUNCTION}_{lanes}({result} %sums, {result} %a, {result} 
   %even = call {result} @llvm.x86.{instruction}({halves} %xeven, {halves} %yeven)
   %odd = call {result} @llvm.x86.{instruction}({halves} %xodd, {halves} %yodd)
   %both = add {result} %even, %odd
+  %r = add {result} %sums, %both
+  ret {result} %r
+}}"""
+
+
+def _pairs_function(lanes: int, of_bytes: str, of_halves: str) -> str:
+    """VPMADDUBSW, whose pairs a VPMADDWD by ones adds; `_madd_function` declares the latter."""
+    result, halves, bytes_ = f"<{lanes} x i32>", f"<{2 * lanes} x i16>", f"<{4 * lanes} x i8>"
+    return f"""
+declare {halves} @llvm.x86.{of_bytes}({bytes_}, {bytes_})
+define {result} @{_PAIRS_FUNCTION}_{lanes}({result} %sums, {result} %a, {result} %b) alwaysinline {{
+  %x = bitcast {result} %a to {bytes_}
+  %y = bitcast {result} %b to {bytes_}
+  %pairs = call {halves} @llvm.x86.{of_bytes}({bytes_} %x, {bytes_} %y)
+  %both = call {result} @llvm.x86.{of_halves}({halves} %pairs, {halves} {_splat("i16", 1, 2 * lanes)})
   %r = add {result} %sums, %both
   ret {result} %r
 }}"""
@@ -131,6 +153,11 @@ def madd(total: Expr, a: Expr, b: Expr) -> Expr:
     return Call(Op.get(_MADD), [total, a, b], ret_ty=PrimType("int32"))
 
 
+def pairs(total: Expr, a: Expr, b: Expr) -> Expr:
+    """The same by VPMADDUBSW, where the pairs of b are small enough."""
+    return Call(Op.get(_PAIRS), [total, a, b], ret_ty=PrimType("int32"))
+
+
 def signed_dot(total: Expr, a: Expr, b: Expr) -> Expr:
     """As `dot` with 128 more in each byte of a, which is signed: 128 times the sum of b's bytes too much."""
     return dot(total, a ^ tirx.const(_SIGN_BITS, "int32"), b)
@@ -139,6 +166,11 @@ def signed_dot(total: Expr, a: Expr, b: Expr) -> Expr:
 def signed_madd(total: Expr, a: Expr, b: Expr) -> Expr:
     """As `madd`, with 128 more in each byte of a."""
     return madd(total, a ^ tirx.const(_SIGN_BITS, "int32"), b)
+
+
+def signed_pairs(total: Expr, a: Expr, b: Expr) -> Expr:
+    """As `pairs`, with 128 more in each byte of a."""
+    return pairs(total, a ^ tirx.const(_SIGN_BITS, "int32"), b)
 
 
 def _emulated(call: Any, lanes: int) -> Expr:
@@ -169,7 +201,14 @@ def _lower_madd(call: Any) -> Expr:
     return tirx.call_pure_extern(call.ty, f"{_MADD_FUNCTION}_{lanes}", *call.args)
 
 
-for _name, _lower in ((_DOT, _lower_dot), (_MADD, _lower_madd)):
+def _lower_pairs(call: Any) -> Expr:
+    lanes = call.ty.dtype.lanes
+    if lanes not in _MADD_LANES:
+        return _emulated(call, lanes)
+    return tirx.call_pure_extern(call.ty, f"{_PAIRS_FUNCTION}_{lanes}", *call.args)
+
+
+for _name, _lower in ((_DOT, _lower_dot), (_MADD, _lower_madd), (_PAIRS, _lower_pairs)):
     _ffi_api.RegisterOp(_name, "s + a0 * b0 + a1 * b1 + a2 * b2 + a3 * b3, of words of four 8-bit integers")
     register_op_attr(_name, "TCallEffectKind", _PURE)
     register_op_attr(_name, "TVectorizable", True)

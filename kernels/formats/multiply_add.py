@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from tvm import tirx
 
 from . import bfloat16, int8
-from .format import BF16_DOT, BF16_PAIRS, F32_BF16_PAIRS, S8_DOT, S8_MADD, U8_DOT, U8_MADD, Format
+from .format import BF16_DOT, BF16_PAIRS, F32_BF16_PAIRS, S8_DOT, S8_MADD, S8_PAIRS, U8_DOT, U8_MADD, U8_PAIRS, Format
 
 Expr: TypeAlias = Any  # as in builder
 MultiplyAdd = Callable[[Expr, Any, Expr], Expr]  # of a sum and two factors: the new sum
@@ -19,8 +19,10 @@ MULTIPLY_ADDS: dict[str, MultiplyAdd] = {
     BF16_PAIRS.name: bfloat16.multiply_add_words,
     F32_BF16_PAIRS.name: bfloat16.multiply_add_halves,
     U8_DOT.name: int8.dot,
+    U8_PAIRS.name: int8.pairs,
     U8_MADD.name: int8.madd,
     S8_DOT.name: int8.signed_dot,
+    S8_PAIRS.name: int8.signed_pairs,
     S8_MADD.name: int8.signed_madd,
 }
 

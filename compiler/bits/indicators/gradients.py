@@ -12,7 +12,7 @@ import numpy as np
 from ....runtime.errors import OptionError
 from ...frontend.pytree import flatten
 from .local import unit_of_products
-from .roundings import ROUNDINGS, Array, rounded_activations
+from .roundings import Array, rounded_activations, rounding_of
 from .study import Batch, Range, Study, TorchModule, changes
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class HutchinsonTrace:
         for name, trace in ((name, float(one.max(initial=0.0))) for name, one in traces.items()):
             w, axis = probing.weights(name), probing.axis(name)
             for column, form in enumerate(study.formats):
-                error = ROUNDINGS[form].weights(w, axis).astype(np.float64) - w
+                error = rounding_of(form, study.keeps_pairs).weights(w, axis).astype(np.float64) - w
                 found[units[name], column] += trace / w.size * float((error**2).sum())
         return found
 
@@ -195,7 +195,7 @@ class _Record:
         study = self.probing.study
         found: dict[str, list[torch.Tensor]] = {}
         for name in list(study.units.values())[unit]:
-            module, rounding = self.probing.modules[name], ROUNDINGS[form]
+            module, rounding = self.probing.modules[name], rounding_of(form, study.keeps_pairs)
             weights = torch.from_numpy(
                 np.ascontiguousarray(rounding.weights(self.probing.weights(name), self.probing.axis(name)))
             )

@@ -108,7 +108,7 @@ class Evaluator:
         """What a format of a section's products does to its outputs, from the values that live before it, of each batch."""
         if section is None or not changes(form):
             return 0.0
-        operands = section.operands({product.name: form for product in section.products}, self.ranges)
+        operands = section.operands({product.name: form for product in section.products}, self.ranges, self.study.keeps_pairs)
         distance = Distance()
         for state, wanted in zip(states, expected, strict=True):
             distance.add(section.run(state, operands), wanted)
@@ -140,7 +140,7 @@ class Evaluator:
     def _remembered(self, product: Product, form: str) -> dict[str, Array]:
         key = product.name, form
         if key not in self._operands:
-            self._operands[key] = operands_of(product, form, self.ranges)
+            self._operands[key] = operands_of(product, form, self.ranges, self.study.keeps_pairs)
         return self._operands[key]
 
     def _observed(self) -> dict[str, Range]:

@@ -15,13 +15,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
-from ...quantization.formats import quantize_channels, quantize_groups, quantize_rows, unsigned_affine
+from ...quantization.formats import quantize_channels, quantize_groups, quantize_pairs, quantize_rows, unsigned_affine
 
 Array: TypeAlias = np.ndarray
 ActivationRounding: TypeAlias = Literal["none", "bfloat16", "tensor", "rows"]
@@ -70,6 +70,17 @@ ROUNDINGS: Mapping[str, Rounding] = {
     "w8": Rounding("none", _channels),
     "w4": Rounding("none", _groups),
 }
+
+
+def rounding_of(form: str, keeps_pairs: bool) -> Rounding:
+    """How a format rounds where weights whose activations have 8 bits are to be as `pairs.keeps_pairs` asks, or not."""
+    found = ROUNDINGS[form]
+    return replace(found, weights=quantized_pairs) if keeps_pairs and form in ("int8", "int8-rows") else found
+
+
+def quantized_pairs(w: Array, axis: int) -> Array:
+    """By channels, of small pairs."""
+    return quantize_pairs(w, axis).dequantize()
 
 
 def rounded_to_bfloat16(x: Array) -> Array:

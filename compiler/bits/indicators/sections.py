@@ -18,7 +18,7 @@ from ...ir.constants import constant_array, constant_tensor, contiguous
 from ...ir.scopes import read_values
 from ...quantization.formats import LEVELS, unsigned_affine
 from ...quantization.units import Unit as Product
-from .roundings import ROUNDINGS, UNCHANGED, ActivationRounding, Array
+from .roundings import UNCHANGED, ActivationRounding, Array, rounding_of
 from .study import Range
 
 Values = Mapping[str, Array]
@@ -43,17 +43,17 @@ class Section:
         feeds = {**{name: values[name] for name in self.inputs}, **self.constants, **operands}
         return dict(zip(self.outputs, self.session.run(feeds), strict=True))
 
-    def operands(self, formats: Mapping[str, str], ranges: Mapping[str, Range]) -> dict[str, Array]:
+    def operands(self, formats: Mapping[str, str], ranges: Mapping[str, Range], keeps_pairs: bool = False) -> dict[str, Array]:
         """What is fed for its products in these formats, by the names of their nodes; others stay as they are."""
         feeds: dict[str, Array] = {}
         for product in self.products:
-            feeds |= operands_of(product, formats.get(product.name, UNCHANGED), ranges)
+            feeds |= operands_of(product, formats.get(product.name, UNCHANGED), ranges, keeps_pairs)
         return feeds
 
 
-def operands_of(product: Product, form: str, ranges: Mapping[str, Range]) -> dict[str, Array]:
+def operands_of(product: Product, form: str, ranges: Mapping[str, Range], keeps_pairs: bool) -> dict[str, Array]:
     """The weights of a product in a format, and how its activations are to be rounded."""
-    rounding = ROUNDINGS[form]
+    rounding = rounding_of(form, keeps_pairs)
     affine = unsigned_affine(*ranges.get(str(product.activations.name), (0.0, 0.0)))
     weights = rounding.weights(product.weights, product.channel_axis)
     return {

@@ -57,7 +57,7 @@ class Study:
 
     `units` are the names of products (nodes MatMul, Gemm, Conv with constant weights) that get one format, by the unit's name.
     `batches` are the inputs by name; `ranges` those of activations, by the name of the value, where they are known already: else
-    the least and greatest that the batches have.
+    the least and greatest that the batches have. `keeps_pairs`: as of `Calibrated`.
 
     Raises:
         InputError: no batches, or batches that lack an input or have NaNs.
@@ -70,6 +70,7 @@ class Study:
     formats: tuple[str, ...]
     ranges: Mapping[str, Range] = field(default_factory=dict)
     torch: TorchModule | None = None
+    keeps_pairs: bool = False
 
     def __post_init__(self) -> None:
         self._check_batches()

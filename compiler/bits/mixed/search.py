@@ -201,7 +201,8 @@ class _Search:
 
     def _indicated(self, batches: Sequence[Batch], units: Sequence[str], forms: tuple[str, ...]) -> dict[tuple[str, str], float]:
         """Damages by units and formats of the indicators."""
-        study = Study(self.calibrated.model, batches, {name: (name,) for name in units}, forms, self.calibrated.ranges())
+        calibrated, alone = self.calibrated, {name: (name,) for name in units}
+        study = Study(calibrated.model, batches, alone, forms, calibrated.ranges(), keeps_pairs=calibrated.keeps_pairs)
         rows = dict(zip(study.units, default_indicator(study).damages(study), strict=True))
         return {(name, form): float(rows[name][place]) for name in units for place, form in enumerate(forms)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -129,11 +130,17 @@ def transposed_case(dtype: str, zero: int | None, channels: int, outputs: int, *
 
 
 def convolution_case(
-    dtype: str, zero: int | None, channels: int, *window: int, outputs: int = 18, plane: tuple[int, int] = (9, 7)
+    dtype: str,
+    zero: int | None,
+    channels: int,
+    *window: int,
+    outputs: int = 18,
+    plane: tuple[int, int] = (9, 7),
+    weights: Callable[[np.ndarray], np.ndarray] = np.asarray,
 ) -> Case:
-    """A convolution of extremes with a window of (extent, padding, stride, groups)."""
+    """A convolution of extremes with a window of (extent, padding, stride, groups), by what `weights` makes of extremes."""
     kernel, pad, stride, groups = window
-    a, b = extremes(dtype, 2, channels, *plane), extremes("int8", outputs, channels // groups, kernel, kernel)
+    a, b = extremes(dtype, 2, channels, *plane), weights(extremes("int8", outputs, channels // groups, kernel, kernel))
     padded = np.pad(a.astype(np.int64) - (zero or 0), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), (2, 3))[:, :, ::stride, ::stride]
     parts = zip(np.split(windows, groups, 1), np.split(b.astype(np.int64), groups), strict=True)

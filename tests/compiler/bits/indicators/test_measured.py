@@ -132,13 +132,15 @@ def test_any_graph_can_be_cut(flag: bool) -> None:
                 assert damages[row, column] == pytest.approx(whole, rel=1e-3, abs=1e-11)
 
 
-def test_equals_what_quantization_places() -> None:
+@pytest.mark.parametrize(("level", "has_pairs"), [("avx2", True), ("avx512vnni", False)])
+def test_equals_what_quantization_places(level: str, has_pairs: bool) -> None:
     """The model with QuantizeLinear and DequantizeLinear of one unit alone, run by ONNX Runtime, has the damage of its format."""
-    model, target = chain(), Target.parse("cpu")
+    model, target = chain(), Target("cpu", level)
     batches = [{"x": RNG.standard_normal((3, 40)).astype(np.float32)} for _ in range(3)]
     calibrated = calibrate(model, batches, target, Settings(is_smooth=False))
+    assert calibrated.keeps_pairs == has_pairs
     names = [unit.name for unit in calibrated.units]
-    study = Study(calibrated.model, batches, {name: (name,) for name in names}, ("int8", "int8-rows"))
+    study = Study(calibrated.model, batches, {name: (name,) for name in names}, ("int8", "int8-rows"), keeps_pairs=has_pairs)
     damages = MeasuredPerturbation().damages(study)
     float_session = OnnxRuntimeSession(calibrated.model, optimize=False)
     for row, name in enumerate(names):
