@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 
 from ...kernels.formats.format import SMALL_PAIRS, Storage
-from ...kernels.formats.pairs import keeps_pairs
 from ...kernels.groups.configuration import KEPT_TEMPLATE
 from ...kernels.groups.group import Group, Op
 from ...runtime.precision import Precision
@@ -27,6 +26,7 @@ from ..ir.shared_weights import PANELS, has_shared_weights
 from ..ir.states import state_inputs
 from ..ir.stored_weights import PRODUCTS, ROW_BITS
 from ..ir.symbolic.symbols import constant_sizes
+from ..quantization.pairs import keeps_pairs
 from .product_chains import precise_products
 from .residual_branches import convolutions_on_branches
 

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ...kernels.formats.pairs import within_pairs
+from .pairs import within_pairs
 
 Bits: TypeAlias = Literal[4, 8]
 

@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as arrays
 from onnx import TensorProto, helper, numpy_helper
 from prefuse.compiler.lowering import groups
 from prefuse.compiler.quantization.formats import quantize_channels, quantize_pairs
+from prefuse.compiler.quantization.pairs import PAIR_SUM, keeps_pairs, within_pairs
 from prefuse.kernels.formats.format import S8_PAIRS, SMALL_PAIRS, U8_PAIRS, Storage, formats_for
-from prefuse.kernels.formats.pairs import PAIR_SUM, keeps_pairs, within_pairs
 from prefuse.runtime.target import Target
 
 from ..convolution.channels_last_cases import channels_last
