@@ -17,6 +17,7 @@ from ...runtime.target import Target
 from ..ir.aliases import view_root
 from ..ir.assignments.kept_template import kept_template
 from ..ir.assignments.node_precision import most_exact, precision_in
+from ..ir.assignments.pairs import keeps_pairs
 from ..ir.bounds import Bounded, bounded_of, trim_of
 from ..ir.constants import constant_tensor
 from ..ir.facts import tensor_type
@@ -26,7 +27,6 @@ from ..ir.shared_weights import PANELS, has_shared_weights
 from ..ir.states import state_inputs
 from ..ir.stored_weights import PRODUCTS, ROW_BITS
 from ..ir.symbolic.symbols import constant_sizes
-from ..quantization.pairs import keeps_pairs
 from .product_chains import precise_products
 from .residual_branches import convolutions_on_branches
 

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from .pairs import within_pairs
+from ..ir.assignments.pairs import within_pairs
 
 Bits: TypeAlias = Literal[4, 8]
 

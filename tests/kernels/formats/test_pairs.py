@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from onnx import TensorProto, helper, numpy_helper
+from prefuse.compiler.ir.assignments.pairs import PAIR_SUM, keeps_pairs, within_pairs
 from prefuse.compiler.lowering import groups
 from prefuse.compiler.quantization.formats import quantize_channels, quantize_pairs
-from prefuse.compiler.quantization.pairs import PAIR_SUM, keeps_pairs, within_pairs
 from prefuse.kernels.formats.format import S8_PAIRS, SMALL_PAIRS, U8_PAIRS, Storage, formats_for
 from prefuse.runtime.target import Target
 
