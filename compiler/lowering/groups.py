@@ -80,18 +80,22 @@ class GroupReader:
         values = {str(value.name): value for value in node.inputs if value is not None}
         found = {}
         for op in group.ops:
-            if (axes := _summed_axes(op)) and (name := _widened(group, op.inputs[1])) in group.constants:
-                kind = group.types[name]
-                if kind.dtype == "int8" and len(kind.shape) > 1 and _keeps_pairs(values[name], axes):
-                    found[name] = SMALL_PAIRS
+            positions, axes = _weights_of(op)
+            for name in [_widened(group, op.inputs[position]) for position in positions]:
+                kind = group.types.get(name)
+                if name in group.constants and kind is not None and kind.dtype == "int8" and len(kind.shape) > 1:
+                    found |= {name: SMALL_PAIRS} if _keeps_pairs(values[name], axes) else {}
         return found
 
 
-def _summed_axes(op: Op) -> tuple[int, ...]:
-    """The dimensions of a product's right operand along which kernels may put neighbours into one word."""
+def _weights_of(op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which inputs of a product are weights, and along which of their dimensions kernels may put neighbours into one word."""
+    if op.op_type in ("GRU", "LSTM", "RNN"):
+        return (1, 2), (-1,)
     if op.op_type == "Gemm":
-        return (-1,) if op.attribute("transB", 0) else (-2,)
-    return {"MatMul": (-2,), "Conv": (1, -1)}.get(op.op_type, ())
+        return (1,), (-1,) if op.attribute("transB", 0) else (-2,)
+    axes = {"MatMul": (-2,), "Conv": (1, -1)}.get(op.op_type, ())
+    return ((1,), axes) if axes else ((), ())
 
 
 def _widened(group: Group, name: str) -> str:

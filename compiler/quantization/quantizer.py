@@ -102,7 +102,7 @@ class Calibrated:
         flow = find_flow(model.graph, [unit.node for unit in static])
         place_rows(model, [unit for unit in units if assignment[unit.name] == "int8-rows"], self.keeps_pairs)
         place_static(model, static, flow, self._formats(flow), self.keeps_pairs)
-        place_recurrences(model, [node for node in find_recurrences(model) if node.name in assignment])
+        place_recurrences(model, [node for node in find_recurrences(model) if node.name in assignment], self.keeps_pairs)
         for unit in find_units(model):
             if reason := self.left.get(unit.name):
                 unit.node.metadata_props[KEPT_FLOAT_KEY] = reason

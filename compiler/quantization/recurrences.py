@@ -18,7 +18,7 @@ from ..ir.names import fresh_name
 from ..ir.opset_raise import raise_obstacle, raise_opset
 from ..ir.rewriter import copy_source, drop_unused_constants, graph_of, operation
 from ..ir.stored_weights import RECURRENT, ROW_BITS
-from .formats import quantize_channels
+from .formats import quantize_channels, quantize_pairs
 
 _BLOCKS_SINCE = 21  # the opset of DequantizeLinear that has scales of blocks
 _WEIGHTS = (1, 2)  # positions of W and R
@@ -44,8 +44,8 @@ def recurrence_fault(model: ir.Model, node: ir.Node) -> str:
     return ""
 
 
-def place_recurrences(model: ir.Model, nodes: Sequence[ir.Node]) -> None:
-    """Let recurrences without a fault multiply 8-bit numbers.
+def place_recurrences(model: ir.Model, nodes: Sequence[ir.Node], keeps_pairs: bool = False) -> None:
+    """Let recurrences without a fault multiply 8-bit numbers; with `keeps_pairs` weights are as `pairs` asks.
 
     Before:  y = GRU(x, w, r, b)
     After:   v = DequantizeLinear<axis=2, block_size=depth>(w8, scales);  ...;  y = GRU(x, v, u, b), in whose metadata is that
@@ -62,7 +62,7 @@ def place_recurrences(model: ir.Model, nodes: Sequence[ir.Node]) -> None:
             old = node.inputs[position]
             assert old is not None
             if old not in made:
-                made[old] = _quantized(model, old)
+                made[old] = _quantized(model, old, keeps_pairs)
             numbers, scales, depth = made[old]
             scaling = operation("DequantizeLinear", [numbers, scales], axis=2, block_size=depth)
             scaling.name = scaling.outputs[0].name = fresh_name(model, f"{node.name}_weights")
@@ -74,11 +74,11 @@ def place_recurrences(model: ir.Model, nodes: Sequence[ir.Node]) -> None:
     drop_unused_constants(model, list(made))
 
 
-def _quantized(model: ir.Model, weights: ir.Value) -> tuple[ir.Value, ir.Value, int]:
+def _quantized(model: ir.Model, weights: ir.Value, keeps_pairs: bool) -> tuple[ir.Value, ir.Value, int]:
     """Weights [directions, lines, depth] as int8, the scale of each line [directions, lines, 1], and the depth."""
     array = constant_array(weights)
     assert array is not None
-    found = quantize_channels(array.reshape(-1, array.shape[2]), 0)
+    found = (quantize_pairs if keeps_pairs else quantize_channels)(array.reshape(-1, array.shape[2]), 0)
     scales = found.affine.scale.reshape(*array.shape[:2], 1)
     numbers = add_constant(model, found.numbers.reshape(array.shape), f"{weights.name}_int8")
     return numbers, add_constant(model, scales, f"{weights.name}_scale"), array.shape[2]

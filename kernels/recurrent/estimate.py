@@ -58,7 +58,7 @@ def _product_cycles(group: Group, op: Op, weights: str, size: tuple[int, int, in
         rounded = _ROUNDING_OPERATIONS * rows * depth / machine.lanes / machine.multiply_adds
         if target.has_tiles and pays(*size, 1, machine, _BYTES_OF_WORD):
             return tile_step_cycles(*size, 1, machine, _BYTES_OF_WORD, gates=gates) + rounded
-        words = byte_format(target)
+        words = byte_format(group, weights, target)
         return product_estimate(*size, words.machine(machine), k_pack=words.k_pack, unit=words.unit).cycles + rounded
     if pays(*size, terms := terms_of(group, x, weights, target), machine):
         return tile_step_cycles(*size, terms, machine, gates=gates)

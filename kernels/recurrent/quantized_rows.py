@@ -144,7 +144,7 @@ class ByteProduct(QuantizedRows):
     """Products of such rows on vectors, by dot products of four bytes each."""
 
     def __init__(self, operands: RecurrentOperands, weights: str, rows: int, target: Target) -> None:
-        self.format = byte_format(target)
+        self.format = byte_format(operands.group, weights, target)
         self.steps = ceil(operands.group.types[weights].shape[2] / self.format.k_pack)
         super().__init__(operands, weights, 1, rows, rows, self.steps * self.format.k_pack)
 
@@ -157,9 +157,9 @@ class ByteProduct(QuantizedRows):
         return packed
 
 
-def byte_format(target: Target) -> Format:
+def byte_format(group: Group, weights: str, target: Target) -> Format:
     """The format of products of uint8 rows by int8 weights on vectors: words of four."""
-    found = format_for(Storage("uint8"), Storage("int8"), target, lambda one: one.k_pack == _WORD_BYTES)
+    found = format_for(Storage("uint8"), group.storage(weights), target, lambda one: one.k_pack == _WORD_BYTES)
     assert found is not None, "every CPU multiplies bytes, by VPMADDWD at least"
     return found
 

@@ -10,8 +10,10 @@ import prefuse
 import pytest
 import torch
 from prefuse.compiler.programs.specialize import SpecializedModel
+from prefuse.compiler.quantization.quantizer import wants_pairs
 from prefuse.runtime.errors import OptionError
 from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.target import Target
 
 from ..compiler.quantization.models import batches, feed_forward
 from ..sample import every
@@ -58,7 +60,8 @@ def test_it_is_the_cpu_s_program(target: str, precision: str) -> None:
     assert 1e-3 < error < 2e-2
     of_cpu, _ = result_of("cpu", precision)
     apart = float((found - of_cpu).norm() / exact.norm())
-    assert apart < (1e-6 if precision == "int8" else error)  # without data convolutions are bfloat16 on one, float32 on the other
+    # Without data convolutions are bfloat16 on one, float32 on the other; CPUs without dot products of bytes have other weights.
+    assert apart < (1e-6 if precision == "int8" and not wants_pairs(Target.parse("cpu")) else error)
 
 
 @pytest.mark.parametrize("target", ["cuda:sm_75", "rocm:gfx1030", "rocm:gfx90a"])
