@@ -78,7 +78,7 @@ class GroupReader:
         if self.target.is_gpu or self.target.has("avx512_vnni"):
             return {}
         values = {str(value.name): value for value in node.inputs if value is not None}
-        found = {}
+        found: dict[str, Storage] = {}
         for op in group.ops:
             positions, axes = _weights_of(op)
             for name in [_widened(group, op.inputs[position]) for position in positions]:

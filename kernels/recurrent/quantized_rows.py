@@ -19,6 +19,7 @@ from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..formats import int8
 from ..formats.format import Format, Storage, format_for
+from ..groups.group import Group
 from ..template.contract import Operand
 from .operands import RecurrentOperands
 from .products import Element, pitch_of

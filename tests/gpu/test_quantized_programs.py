@@ -60,8 +60,9 @@ def test_it_is_the_cpu_s_program(target: str, precision: str) -> None:
     assert 1e-3 < error < 2e-2
     of_cpu, _ = result_of("cpu", precision)
     apart = float((found - of_cpu).norm() / exact.norm())
-    # Without data convolutions are bfloat16 on one, float32 on the other; CPUs without dot products of bytes have other weights.
-    assert apart < (1e-6 if precision == "int8" and not wants_pairs(Target.parse("cpu")) else error)
+    # Without data convolutions are bfloat16 on one, float32 on the other.
+    most = 1e-6 if precision == "int8" else error
+    assert apart < (2e-2 if wants_pairs(Target.parse("cpu")) else most)  # of pairs of weights that are small, others
 
 
 @pytest.mark.parametrize("target", ["cuda:sm_75", "rocm:gfx1030", "rocm:gfx90a"])
