@@ -106,12 +106,15 @@ def _widened(group: Group, name: str) -> str:
 
 
 def _keeps_pairs(value: ir.Value, axes: tuple[int, ...]) -> bool:
-    """Whether a constant's pairs are small enough, which is kept with the value: many passes ask."""
-    key = f"{_PAIRS}{axes}"
-    if (known := value.meta.get(key)) is None:
-        tensor = constant_tensor(value)
-        assert tensor is not None
-        known = value.meta[key] = all(keeps_pairs(tensor.numpy(), axis) for axis in axes)
+    """Whether a constant's pairs are small enough. That is kept with the value, as many passes ask, and with the tensor that was
+    looked at, as a value may get another one."""
+    key, tensor = f"{_PAIRS}{axes}", constant_tensor(value)
+    assert tensor is not None
+    seen, known = value.meta.get(key, (None, False))
+    if seen is not tensor:
+        array = tensor.numpy()
+        known = all(keeps_pairs(array, axis) for axis in axes)
+        value.meta[key] = tensor, known
     return bool(known)
 
 

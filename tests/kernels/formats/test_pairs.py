@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
+import onnx_ir as ir
 import prefuse
 import pytest
 from hypothesis import given, settings
@@ -151,3 +152,11 @@ def test_weights_of_a_model_are_looked_at(is_small: bool, monkeypatch: pytest.Mo
     assert seen == {is_small}
     for found in cast(Any, net(x)):
         np.testing.assert_allclose(found, x.astype(np.int64) @ w.astype(np.int64), rtol=1e-6)
+
+
+def test_another_tensor_of_a_value_is_looked_at_again() -> None:
+    value = ir.Value(name="w", const_value=ir.tensor(np.ones((4, 2), np.int8)))
+    ir.Graph([], [], nodes=[], initializers=[value])
+    assert groups._keeps_pairs(value, (-2,))
+    value.const_value = ir.tensor(np.full((4, 2), 127, np.int8))
+    assert not groups._keeps_pairs(value, (-2,))
