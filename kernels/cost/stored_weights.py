@@ -21,6 +21,7 @@ _KEPT_REGISTERS = 2  # that are not for sums and unpacked words
 # Vector operations that make a vector of float32 weights, by bits, and its store. Of 8 bits as measured on Granite Rapids, where
 # 768x3072 takes 4 to 128 rows 1.28 to 2.5 times the time of digits.
 _UNPACKED = {8: 9.0, 4: 4.5, 2: 4.5}
+_UNPACKED_BY_EIGHT = 10.0  # the same of vectors of eight, of 4 bits as measured on Zen 3 (8 rows of 768x50257)
 
 
 class Unit(Protocol):
@@ -124,7 +125,7 @@ def dequantized_tiles(rows: int, columns: int, depth: int, bits: int, machine: M
 
     def cycles(one: RankedTile) -> float:
         vectors = ceil(columns / (one.vectors * machine.lanes)) * one.vectors
-        return one.cycles + _UNPACKED[bits] * vectors * depth / machine.multiply_adds
+        return one.cycles + _unpacking(bits, machine) * vectors * depth / machine.multiply_adds
 
     ranked = ranked_tiles(rows, columns, depth, machine, **how)
     return [(one.rows, one.vectors) for one in sorted(ranked, key=lambda one: (cycles(one), one.rows, one.vectors))]
@@ -133,5 +134,10 @@ def dequantized_tiles(rows: int, columns: int, depth: int, bits: int, machine: M
 @estimating
 def dequantized_cycles(rows: int, columns: int, depth: int, bits: int, machine: Machine) -> float:
     """Cycles of one core where panels become float32 in a thread's scratch, and float32 products read them there."""
-    unpacked = _UNPACKED[bits] * columns * depth / machine.lanes / machine.multiply_adds
+    unpacked = _unpacking(bits, machine) * columns * depth / machine.lanes / machine.multiply_adds
     return unpacked + product_estimate(rows, columns, depth, machine).cycles
+
+
+def _unpacking(bits: int, machine: Machine) -> float:
+    """Vector operations that make a vector of float32 weights."""
+    return _UNPACKED[bits] if machine.lanes > 8 else _UNPACKED_BY_EIGHT
