@@ -89,9 +89,8 @@ def signed_affine(largest: np.ndarray | float, bits: Bits = 8, last: int = 0) ->
     number that stands for `largest`, if it is not the last one of the bits."""
     most = np.asarray(largest, np.float64)
     assert np.isfinite(most).all(), "the range is not finite"
-    scale = np.where(most > 0, np.maximum(np.minimum(most, LARGEST) / (last or _LARGEST[bits]), SMALLEST_SCALE), 1.0).astype(
-        np.float32
-    )
+    steps = np.maximum(np.minimum(most, LARGEST) / (last or _LARGEST[bits]), SMALLEST_SCALE)
+    scale = np.where(most > 0, steps, 1.0).astype(np.float32)
     return Affine(scale, np.zeros(scale.shape, np.int8))
 
 
@@ -124,10 +123,11 @@ def quantize_pairs(w: np.ndarray, axis: int) -> Quantized:
     """As `quantize_channels`, of numbers whose neighbours along k are as `pairs.keeps_pairs` asks.
 
     Of a convolution's weights [outputs, channels, ...] these are neighbouring channels, and the taps of a row: kernels make words
-    of either.
-    What is too much of a pair is cut, the less the smaller the numbers; of some largest numbers each channel has the one with
-    the least squared error.
+    of either. Those of one channel keep all their bits, as depthwise kernels add nothing in 16 bits. What is too much of a pair is
+    cut, the less the smaller the numbers; of some largest numbers each channel has the one with the least squared error.
     """
+    if w.ndim > 2 and w.shape[1] == 1:
+        return quantize_channels(w, axis)
     others = tuple(d for d in range(w.ndim) if d != axis % w.ndim)
     along = (1, -1) if w.ndim > 2 else (1 - axis % 2,)
     largest = np.abs(w).max(axis=others, keepdims=True, initial=0.0)

@@ -59,6 +59,8 @@ def test_quantized_pairs() -> None:
         assert found.affine.scale.shape == plain.affine.scale.shape
         errors = [np.sqrt(((one.dequantize() - w) ** 2).sum()) for one in (plain, found)]
         assert errors[0] < errors[1] < 2.1 * errors[0]
+    depthwise = rng.uniform(-1, 1, (16, 1, 3, 3)).astype(np.float32)
+    assert np.array_equal(quantize_pairs(depthwise, 0).numbers, quantize_channels(depthwise, 0).numbers)
     zero = quantize_pairs(np.zeros((4, 3), np.float32), 1)
     assert (zero.affine.scale == 1).all()
     assert not zero.numbers.any()
