@@ -123,8 +123,8 @@ def quantize_pairs(w: np.ndarray, axis: int) -> Quantized:
     """As `quantize_channels`, of numbers whose neighbours along k are as `pairs.keeps_pairs` asks.
 
     Of a convolution's weights [outputs, channels, ...] these are neighbouring channels, and the taps of a row: kernels make words
-    of either. Those of one channel keep all their bits, as depthwise kernels add nothing in 16 bits. What is too much of a pair is
-    cut, the less the smaller the numbers; of some largest numbers each channel has the one with the least squared error.
+    of either. Those of one channel keep all their bits, as depthwise kernels add nothing in 16 bits. What is too much of a pair
+    is cut, the less the smaller the numbers; of some largest numbers each channel has the one with the least squared error.
     """
     if w.ndim > 2 and w.shape[1] == 1:
         return quantize_channels(w, axis)
