@@ -33,6 +33,7 @@ from .linalg import (
     dequantized_matmul,
     determinant,
     fixed_point_matmul,
+    fixed_point_tiles,
     gathered_matmul,
     matmul,
     matmul_mma_gpu,
@@ -129,9 +130,10 @@ TEMPLATES: tuple[Template, ...] = (
     Template("unique", at_floors(unique.build, unique.obstacle), unique.OPERATORS),
 )
 
-# On CPUs with AMX-BF16.
+# On CPUs with AMX.
 TILE_TEMPLATES: tuple[Template, ...] = (
     Template("matmul_tiles", matmul_tiles.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
+    Template("fixed_point_tiles", fixed_point_tiles.plan, frozenset(["MatMul", "Gemm"]), reads_weights=True),
     _channels_last("convolution_tiles", convolution_tiles.plan, {"Conv"}),
     _channels_last("transposed_convolution_tiles", transposed_convolution_tiles.plan, {"ConvTranspose"}),
 )

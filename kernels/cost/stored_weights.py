@@ -13,6 +13,13 @@ from .register_tile import RankedTile, ranked_tiles
 
 _ROW_OPERATIONS = 14.0  # vector operations that make integers of a vector of a row, for three bytes
 _SECTION_OPERATIONS = {1: 3.0, 2: 5.0, 3: 7.0}  # that add a vector of a section's sums to the totals, by bytes of a row
+_PANEL = 32  # columns of a panel that AMX reads
+_TILE_LINES, _TILE_BYTES = 16, 1024
+# Cycles on AMX, as measured on an Emerald Rapids: of a vector of results that is made of tiles' sums, by digits; of a line of a
+# tile that is made of words; of two tiles of sums of a tile of A, made zero and stored; of 16 numbers of a row that become three
+# digits.
+_JOIN_CYCLES = {1: 4.0, 2: 6.0, 3: 8.0}
+_UNPACK_CYCLES, _TILE_STORE_CYCLES, _CUT_CYCLES = 3.0, 64.0, 16.0
 _PIPES = 1.5  # for integers, beside each that multiplies
 _LOSS = 1.3  # of the time of words, as measured: spilled sums, broadcasts that are no operands of dot products
 _STORE_CYCLES, _START_CYCLES = 3.0, 20.0  # as of float32's register tiles
@@ -116,6 +123,25 @@ def fixed_point_cycles(tile: tuple[int, int], rows: int, sections: Cut, unit: Un
     tiles = ceil(rows / height) * ceil(sections.columns / (vectors * unit.lanes))
     prepared = _ROW_OPERATIONS * (row_bytes + 1) / 4 * rows * sections.depth / unit.lanes / rate
     return tiles * one + prepared
+
+
+@estimating
+def digit_tile_cycles(
+    size: tuple[int, int, int], tiles: int, digits: int, steps: tuple[int, int], machine: Machine, *, is_unpacked: bool
+) -> float:
+    """Cycles of one core for `size` (rows, columns, depth) on AMX, where digits of rows fill `tiles` tiles of A, two of which
+    make a block with those of 32 columns; `steps`: those of a stretch of k, and stretches."""
+    rows, columns, depth = size
+    panels, (of_stretch, stretches) = ceil(columns / _PANEL), steps
+    is_near = 2 * tiles * of_stretch * stretches * _TILE_BYTES <= machine.l1.size_bytes
+    of_a, of_b = machine.tile_l1_cycles if is_near else machine.tile_l2_cycles, machine.tile_l1_cycles
+    pairs, alone = divmod(tiles, 2)
+    step = pairs * 2 * (of_a + of_b) + alone * (of_a + of_b)
+    stored = tiles * _TILE_STORE_CYCLES
+    joined = 2 * rows * _JOIN_CYCLES[digits]
+    unpacked = of_stretch * 2 * _TILE_LINES * _UNPACK_CYCLES if is_unpacked else 0.0
+    prepared = _CUT_CYCLES * (digits + 1) / 4 * rows * depth / _TILE_LINES
+    return panels * stretches * (of_stretch * step + stored + joined + unpacked) + prepared
 
 
 @estimating

@@ -23,7 +23,8 @@ from ..template.values import anchor_of
 from .stored_weights import BlockReader, WeightsKernel, scaled, stored_weights
 
 ROW_BITS = "prefuse.row_bits"  # attribute of a product: 8 where its rows may be rounded to int8 by blocks
-_BYTES_OF_PRECISION = {"float32": 3}  # others: two, whose error is 2^-16
+BYTES_OF_PRECISION = {"float32": 3}  # others: two, whose error is 2^-16
+OTHER_BYTES = 2
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
@@ -45,7 +46,7 @@ class _FixedPointKernel(WeightsKernel):
         """Of the integers of a row."""
         if self.anchor.attribute(ROW_BITS, 0) == 8:
             return 1
-        return _BYTES_OF_PRECISION.get(self.group.precision, 2)
+        return BYTES_OF_PRECISION.get(self.group.precision, OTHER_BYTES)
 
     @property
     def unit(self) -> DigitUnit:

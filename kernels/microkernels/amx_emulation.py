@@ -141,5 +141,6 @@ LLVM_FUNCTIONS = "\n".join(
         _dot("tdpbf16ps", "<16 x float>", 2, _pair, _BOTH),
         _dot("tdpbusd", _ROW, 1, _bytes((False, True)), _SUM),
         _dot("tdpbssd", _ROW, 1, _bytes((True, True)), _SUM),
+        _dot("tdpbsud", _ROW, 1, _bytes((True, False)), _SUM),
     ]
 )

@@ -2,9 +2,9 @@
 
 Operand tiles hold words: 32-bit lanes of neighbours along k, two bfloat16 numbers or four bytes, the first in the lowest bits
 (VNNI layout). A is 16 rows by 16 words, B 16 words by 16 columns. An accumulator tile holds 16 x 16 sums of 32 bits: float32 of
-bfloat16, int32 of bytes. The instructions are LDTILECFG, TILELOADD, TILELOADDT1, TDPBF16PS, TDPBUSD and TDPBSSD (Intel 64 and
-IA-32 Architectures Software Developer's Manual, volume 2). `EmulatedTiles` computes what the manual says that they compute, on
-local arrays, so that kernels run and are tested on machines without AMX.
+bfloat16, int32 of bytes. The instructions are LDTILECFG, TILELOADD, TILELOADDT1, TDPBF16PS, TDPBUSD, TDPBSSD and TDPBSUD (Intel
+64 and IA-32 Architectures Software Developer's Manual, volume 2). `EmulatedTiles` computes what the manual says that they
+compute, on local arrays, so that kernels run and are tested on machines without AMX.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class TileDot:
 BF16_TILES = TileDot("tdpbf16ps", 16, "float32")
 U8_TILES = TileDot("tdpbusd", 8, "int32")
 S8_TILES = TileDot("tdpbssd", 8, "int32")
+S8U8_TILES = TileDot("tdpbsud", 8, "int32")
 
 
 def tile_dot_of(number_format: Format) -> TileDot:
@@ -92,7 +93,8 @@ class TileUnit(Protocol):
         """Prefetch into L2 the cache line of an element that is loaded later."""
 
     def dot(self, sums: int, a: int, b: int) -> None:
-        """Add the product of two operand tiles to an accumulator tile (TDPBF16PS, TDPBUSD: A unsigned, TDPBSSD: both signed).
+        """Add the product of two operand tiles to an accumulator tile (TDPBF16PS; of bytes TDPBUSD, TDPBSUD,
+        TDPBSSD: unsigned or signed ones of A, then of B).
 
         Of bfloat16, products of even and of odd k have accumulators of their own, which start at zero; their sum is then added to
         the tile. Subnormal operands and results count as zero. Sums of integers are exact, modulo 2^32.

@@ -121,11 +121,7 @@ def _fix_section(builder: KernelBuilder, fixed: FixedRows, source: Buffer, origi
     """One section of a row, from element `origin` of the source on."""
     padded = fixed.sections.words * fixed.sections.numbers
     largest = _largest(builder, source, origin, padded)
-    limit = tirx.const(_LARGEST[fixed.row_bytes], "float32")
-    is_finite = largest < tirx.const(_INFINITY, "int32")
-    unit = builder.name(tirx.max(tirx.reinterpret("float32", largest), tirx.const(_LEAST, "float32")) / limit)
-    factor = builder.name(tirx.const(1.0, "float32") / unit)
-    builder.store(fixed.scales, place, tirx.Select(is_finite, unit, tirx.const(float("nan"), "float32")))
+    factor = store_unit(builder, largest, fixed.row_bytes, (fixed.scales, place))
     numbers = builder.local(padded, "int32", "numbers")
     for begin, lanes in _chunks(padded, fixed.unit.lanes):
         with builder.loop(lanes, "vectorized", "lane") as lane:
@@ -137,18 +133,29 @@ def _fix_section(builder: KernelBuilder, fixed: FixedRows, source: Buffer, origi
         for begin, lanes in _chunks(padded // planes, _CHUNK * _BYTE_BITS // bits):
             vector = numbers[tirx.Ramp(begin * planes + plane, planes, lanes)]
             if digit:
-                carry, shift = (tirx.const(number, "int32") for number in (_carry(bits, digit), bits * digit))
+                carry, shift = (tirx.const(number, "int32") for number in (carry_of(bits, digit), bits * digit))
                 vector = (vector + tirx.Broadcast(carry, lanes)) >> tirx.Broadcast(shift, lanes)
-            _store_words(builder, fixed.words, base + begin * bits // _WORD_BITS, tirx.Cast(f"int{bits}x{lanes}", vector), bits)
+            store_words(builder, fixed.words, base + begin * bits // _WORD_BITS, tirx.Cast(f"int{bits}x{lanes}", vector), bits)
     _store_starts(builder, fixed, numbers, padded, place, middle)
 
 
-def _carry(bits: int, digit: int) -> int:
+def store_unit(builder: KernelBuilder, largest: Expr, row_bytes: int, to: tuple[Buffer, Expr]) -> Expr:
+    """Store the unit of the lowest digit of numbers whose largest magnitude has these bits, NaN where it is not finite; what
+    numbers are multiplied by to be integers."""
+    limit = tirx.const(_LARGEST[row_bytes], "float32")
+    is_finite = largest < tirx.const(_INFINITY, "int32")
+    unit = builder.name(tirx.max(tirx.reinterpret("float32", largest), tirx.const(_LEAST, "float32")) / limit)
+    factor = builder.name(tirx.const(1.0, "float32") / unit)
+    builder.store(*to, tirx.Select(is_finite, unit, tirx.const(float("nan"), "float32")))
+    return factor
+
+
+def carry_of(bits: int, digit: int) -> int:
     """What digits of `bits` bits below one may carry to it."""
     return sum(1 << (bits * (one + 1) - 1) for one in range(digit))
 
 
-def _store_words(builder: KernelBuilder, to: Buffer, at: Expr, vector: Expr, bits: int) -> None:
+def store_words(builder: KernelBuilder, to: Buffer, at: Expr, vector: Expr, bits: int) -> None:
     """Store neighbouring digits of 8 or 16 bits as words."""
     words = vector.ty.dtype.lanes * bits // _WORD_BITS
     if words == 1:
@@ -163,7 +170,7 @@ def _store_starts(builder: KernelBuilder, fixed: FixedRows, numbers: Buffer, pad
     minus, high = tirx.const(-middle, "int32"), tirx.const(0, "int32")
     if fixed.has_high:
         bits = fixed.unit.digit_bits
-        carry, shift = tirx.const(_carry(bits, _HIGH_BITS // bits), "int32"), tirx.const(_HIGH_BITS, "int32")
+        carry, shift = tirx.const(carry_of(bits, _HIGH_BITS // bits), "int32"), tirx.const(_HIGH_BITS, "int32")
         high = _added_up(
             builder, numbers, padded, lambda v, lanes: (v + tirx.Broadcast(carry, lanes)) >> tirx.Broadcast(shift, lanes)
         )
@@ -173,13 +180,14 @@ def _store_starts(builder: KernelBuilder, fixed: FixedRows, numbers: Buffer, pad
 
 
 def _largest(builder: KernelBuilder, source: Buffer, origin: Expr, padded: int) -> Expr:
-    """The bits of the largest magnitude of a section, which order as the magnitudes do, and NaN above all of them."""
-    sign = tirx.const(0x7FFFFFFF, "int32")
+    """The bits of the largest magnitude of a section."""
+    return _folded(builder, padded, lambda begin, lanes: magnitudes(source, origin + begin, lanes), tirx.max)
 
-    def magnitude(begin: int, lanes: int) -> Expr:
-        return tirx.reinterpret(f"int32x{lanes}", source[tirx.Ramp(origin + begin, 1, lanes)]) & tirx.Broadcast(sign, lanes)
 
-    return _folded(builder, padded, magnitude, tirx.max)
+def magnitudes(source: Buffer, at: Expr, lanes: int) -> Expr:
+    """The bits of the magnitudes of neighbours, which order as the magnitudes do, and NaN above all of them."""
+    sign = tirx.Broadcast(tirx.const(0x7FFFFFFF, "int32"), lanes)
+    return tirx.reinterpret(f"int32x{lanes}", source[tirx.Ramp(at, 1, lanes)]) & sign
 
 
 def _added_up(builder: KernelBuilder, numbers: Buffer, padded: int, element: Callable[[Expr, int], Expr]) -> Expr:
@@ -194,6 +202,11 @@ def _folded(builder: KernelBuilder, extent: int, vector: Callable[[int, int], Ex
     for begin in range(lanes, extent, lanes):
         total = join(total, vector(begin, lanes))
     builder.store(parts, tirx.Ramp(0, 1, lanes), total)
+    return fold(builder, parts, lanes, join)
+
+
+def fold(builder: KernelBuilder, parts: Buffer, lanes: int, join: Callable[[Expr, Expr], Expr]) -> Expr:
+    """The first `lanes` elements of a local array, joined into one; they are overwritten."""
     while lanes > 2:
         lanes //= 2
         builder.store(parts, tirx.Ramp(0, 1, lanes), join(parts[tirx.Ramp(0, 1, lanes)], parts[tirx.Ramp(lanes, 1, lanes)]))
@@ -272,7 +285,7 @@ def _section_sums(
         for v in range(tile.vectors):
             with builder.loop(lanes, "vectorized", "lane") as lane:
                 packed = [builder.name(buffer[origin + v * lanes + lane]) for origin in origins]
-                fields = [builder.name(_field(one, s.bits, field)) for one in packed for field in range(s.fields)]
+                fields = [builder.name(field_of(one, s.bits, field)) for one in packed for field in range(s.fields)]
                 numbers = [word * s.fields + field for word in words for field in range(s.fields)]
                 for r, d in product(range(tile.rows), range(digits)):
                     at = ((r * tile.vectors + v) * digits + d) * lanes + lane
@@ -287,7 +300,7 @@ def _words_at_once(unit: DigitUnit, sections: Sections) -> int:
     return next(count for count in range(most, 0, -1) if sections.words % count == 0)
 
 
-def _field(word: Expr, bits: int, field: int) -> Expr:
+def field_of(word: Expr, bits: int, field: int) -> Expr:
     """Four numbers of a word, one in each byte."""
     if bits == _BYTE_BITS:
         return word

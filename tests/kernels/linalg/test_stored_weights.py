@@ -23,7 +23,8 @@ from ..harness import Case, check, followed, in_turn, run, target_of, type_of
 from ..symbolic import Dim, Domain, built_for, run_at, sized
 
 BOTH = ("fixed_point_matmul", "dequantized_matmul")
-TEMPLATES = dict.fromkeys(("avx2", "avx512", "avx512vnni"), BOTH)
+TILES = ("fixed_point_tiles",)
+TEMPLATES = dict.fromkeys(("avx2", "avx512", "avx512vnni"), BOTH) | {"amx-emulated": TILES}
 DOT = DigitUnit("dot", 16)
 rng = np.random.default_rng(17)
 
@@ -128,7 +129,7 @@ def test_fewer_bytes(level: str) -> None:
     rough = [case_of(x, dtype, 20, 32, rtol=1 / 32639, precision="bfloat16") for dtype in ("int8", "int4")]
     rough += [case_of(x, dtype, 20, 32, rtol=1 / 127, row_bits=8) for dtype in ("int8", "uint4")]
     for case in rough:
-        case.group = replace(case.group, configuration={"template": "fixed_point_matmul"})
+        case.group = replace(case.group, configuration={"template": TEMPLATES[level][0]})
     check(rough, target_of(level))
     for case in rough:  # and no more: else the test says nothing of bytes
         assert np.abs(case.got[0] - case.expected[0]).max() > case.atol / 1000
@@ -157,7 +158,7 @@ def test_unusual_rows(level: str) -> None:
     case = case_of(x[:3], "int8", 20, 32)
     one = case_of(x, "int8", 20, 32)
     for some in (case, one):
-        some.group = replace(some.group, configuration={"template": "fixed_point_matmul"})
+        some.group = replace(some.group, configuration={"template": TEMPLATES[level][0]})
     run([case, one], target_of(level))
     error = np.abs(case.got[0].astype(np.float64) - case.expected[0]).max(1)
     least = 64 * 128 * 2.0 * 2.0**-126  # elements below 2^-102 are rounded to multiples of a scale that is no subnormal number

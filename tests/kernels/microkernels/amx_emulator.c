@@ -11,7 +11,7 @@
 struct Tile { uint16_t row_bytes; uint8_t rows; uint8_t data[16][64]; };
 static __thread struct { int configured; struct Tile tiles[8]; } state;
 static struct sigaction previous;
-static unsigned counts[8]; /* configurations, releases, zeros, loads, stores, products: bfloat16, u8*s8, s8*s8 */
+static unsigned counts[9]; /* configurations, releases, zeros, loads, stores, products: bfloat16, u8*s8, s8*s8, s8*u8 */
 
 static uint64_t reg(ucontext_t *u, int number) {
   static const int order[16] = {REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP, REG_RSI, REG_RDI,
@@ -44,15 +44,15 @@ static void dot(struct Tile *c, const struct Tile *a, const struct Tile *b) {
   }
 }
 
-static void dot_bytes(struct Tile *c, const struct Tile *a, const struct Tile *b, int is_signed) {
+static void dot_bytes(struct Tile *c, const struct Tile *a, const struct Tile *b, int a_signed, int b_signed) {
   for (int m = 0; m < c->rows; m++)
     for (int k = 0; k < a->row_bytes / 4; k++)
       for (int n = 0; n < c->row_bytes / 4; n++) {
         uint32_t sum;
         memcpy(&sum, &c->data[m][4 * n], 4);
         for (int i = 0; i < 4; i++) {
-          uint8_t byte = a->data[m][4 * k + i];
-          sum += (uint32_t)((is_signed ? (int8_t)byte : byte) * (int8_t)b->data[k][4 * n + i]);
+          uint8_t x = a->data[m][4 * k + i], y = b->data[k][4 * n + i];
+          sum += (uint32_t)((a_signed ? (int8_t)x : x) * (b_signed ? (int8_t)y : y));
         }
         memcpy(&c->data[m][4 * n], &sum, 4);
       }
@@ -78,15 +78,15 @@ static int execute(ucontext_t *u, const uint8_t *p) {
   int r = !(p[1] & 0x80), x = !(p[1] & 0x40), b = !(p[1] & 0x20), prefix = p[2] & 3, source = ~p[2] >> 3 & 15;
   uint8_t opcode = p[3], modrm = p[4], mod = modrm >> 6, field = modrm >> 3 & 7, rm = modrm & 7;
   if (r) return 0; /* there are eight tiles */
-  int is_bytes = opcode == 0x5E && (prefix == 1 || prefix == 3), is_dot = is_bytes || (opcode == 0x5C && prefix == 2);
+  int is_bytes = opcode == 0x5E && prefix != 0, is_dot = is_bytes || (opcode == 0x5C && prefix == 2);
   if (is_dot && mod == 3 && !b && state.configured) {
     struct Tile *c = &state.tiles[field], *a = &state.tiles[rm], *d = &state.tiles[source & 7];
     if (source > 7 || c == a || c == d || a == d || a->row_bytes / 4 != d->rows || a->rows != c->rows) return 0;
     if (is_bytes)
-      dot_bytes(c, a, d, prefix == 3);
+      dot_bytes(c, a, d, prefix != 1, prefix != 2);
     else
       dot(c, a, d);
-    __atomic_fetch_add(&counts[!is_bytes ? 5 : prefix == 1 ? 6 : 7], 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&counts[!is_bytes ? 5 : prefix == 1 ? 6 : prefix == 3 ? 7 : 8], 1, __ATOMIC_RELAXED);
     return 5;
   }
   if (opcode == 0x49 && mod == 3) {

@@ -14,7 +14,7 @@ from prefuse.runtime.hardware import tile_state
 from prefuse.runtime.target import Target, host_cpu_flags
 
 # In the order of the emulator's counts.
-INSTRUCTIONS = ("ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored", "tdpbf16ps", "tdpbusd", "tdpbssd")
+INSTRUCTIONS = ("ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored", "tdpbf16ps", "tdpbusd", "tdpbssd", "tdpbsud")
 AMX = Target("cpu", "amx", 2)
 _SOURCE = Path(__file__).with_suffix(".c")
 
