@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 from math import ceil
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ _TILE_LINES, _TILE_BYTES = 16, 1024
 # digits.
 _JOIN_CYCLES = {1: 4.0, 2: 6.0, 3: 8.0}
 _UNPACK_CYCLES, _TILE_STORE_CYCLES, _CUT_CYCLES = 3.0, 64.0, 16.0
+_DIGITS_JOIN, _DIGIT_CYCLES = 1.6, 9.0  # of weights with digits: a vector of results, times; a line, a digit and one more
 _PIPES = 1.5  # for integers, beside each that multiplies
 _LOSS = 1.3  # of the time of words, as measured: spilled sums, broadcasts that are no operands of dot products
 _STORE_CYCLES, _START_CYCLES = 3.0, 20.0  # as of float32's register tiles
@@ -125,23 +127,34 @@ def fixed_point_cycles(tile: tuple[int, int], rows: int, sections: Cut, unit: Un
     return tiles * one + prepared
 
 
+@dataclass(frozen=True)
+class DigitWork:
+    """Products of digits on AMX for 32 columns of weights, in each of `stretches` stretches of k: `pairs` of tiles of A by two of
+    B, tiles `alone` by two, `steps` of each; digits of rows and of weights."""
+
+    pairs: int
+    alone: int
+    digits: int
+    b_digits: int
+    steps: int
+    stretches: int
+
+
 @estimating
-def digit_tile_cycles(
-    size: tuple[int, int, int], tiles: int, digits: int, steps: tuple[int, int], machine: Machine, *, is_unpacked: bool
-) -> float:
-    """Cycles of one core for `size` (rows, columns, depth) on AMX, where digits of rows fill `tiles` tiles of A, two of which
-    make a block with those of 32 columns; `steps`: those of a stretch of k, and stretches."""
+def digit_tile_cycles(size: tuple[int, int, int], work: DigitWork, machine: Machine, *, is_unpacked: bool) -> float:
+    """Cycles of one core for `size` (rows, columns, depth); with `is_unpacked` tiles of B are made of words."""
     rows, columns, depth = size
-    panels, (of_stretch, stretches) = ceil(columns / _PANEL), steps
-    is_near = 2 * tiles * of_stretch * stretches * _TILE_BYTES <= machine.l1.size_bytes
-    of_a, of_b = machine.tile_l1_cycles if is_near else machine.tile_l2_cycles, machine.tile_l1_cycles
-    pairs, alone = divmod(tiles, 2)
-    step = pairs * 2 * (of_a + of_b) + alone * (of_a + of_b)
-    stored = tiles * _TILE_STORE_CYCLES
-    joined = 2 * rows * _JOIN_CYCLES[digits]
-    unpacked = of_stretch * 2 * _TILE_LINES * _UNPACK_CYCLES if is_unpacked else 0.0
-    prepared = _CUT_CYCLES * (digits + 1) / 4 * rows * depth / _TILE_LINES
-    return panels * stretches * (of_stretch * step + stored + joined + unpacked) + prepared
+    tiles = 2 * work.pairs + work.alone
+    is_near = tiles * work.steps * work.stretches * _TILE_BYTES <= machine.l1.size_bytes
+    is_b_near = 2 * work.b_digits * work.steps * _TILE_BYTES <= machine.l1.size_bytes
+    of_a, of_b = (machine.tile_l1_cycles if near else machine.tile_l2_cycles for near in (is_near, is_b_near))
+    step = (work.pairs * 2 + work.alone) * (of_a + of_b)
+    joined = 2 * rows * _JOIN_CYCLES[work.digits] * (1.0 if work.b_digits == 1 else _DIGITS_JOIN)
+    of_line = (_UNPACK_CYCLES if work.b_digits == 1 else _DIGIT_CYCLES * (1 + work.b_digits)) if is_unpacked else 0.0
+    unpacked = work.steps * 2 * _TILE_LINES * of_line
+    prepared = _CUT_CYCLES * (work.digits + 1) / 4 * rows * depth / _TILE_LINES
+    stretch = work.steps * step + tiles * _TILE_STORE_CYCLES + joined + unpacked
+    return ceil(columns / _PANEL) * work.stretches * stretch + prepared
 
 
 @estimating

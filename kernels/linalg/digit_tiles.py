@@ -19,10 +19,8 @@ from ..microkernels.amx_unit import ROWS, S8U8_TILES, TILE_WORDS, WORDS
 from ..microkernels.fixed_point import carry_of, fold, magnitudes, store_unit, store_words
 from ..microkernels.weight_packing import Sections
 
-_LONGEST = (
-    1024  # values of k by one scale: 2^8 * 2^7 * 2^10 are far from 2^31, and what a digit's sum is rounded to is 2^-24 of it
-)
-_LONGEST_ROUGH = 256  # of rows of a byte, whose error is that of the scale
+LONGEST = 1024  # values of k by one scale, whose sums stay below 2^8 * 2^7 * 2^10; without their zero point float32 holds them
+LONGEST_ROUGH = 256  # of rows of a byte, whose error is that of the scale
 _DEPTH = S8U8_TILES.depth
 _LANES = 16
 _BITS = 8  # of a digit
@@ -60,9 +58,9 @@ class Stretches:
         return self.steps * _DEPTH
 
 
-def stretches_of(sections: Sections, block: int, row_bytes: int) -> Stretches:
-    """The longest stretches, as equal as can be: of weights with blocks of scales all of a block's are equally long."""
-    longest = _LONGEST_ROUGH if row_bytes == 1 else _LONGEST
+def stretches_of(sections: Sections, block: int, longest: int) -> Stretches:
+    """The longest stretches of at most `longest` values of k, as equal as can be: of weights with blocks of scales, 0: without
+    any, all of a block's are equally long. A section is a stretch, at least."""
     has_gaps = sections.words * sections.numbers != sections.length
     most = 1 if has_gaps else max(longest // sections.length, 1)
     if block:

@@ -24,7 +24,7 @@ from .register_tile import Tile
 from .weight_packing import Sections
 
 _BYTE_BITS = 8
-_LARGEST = {1: 127, 2: 32639, 3: 8355000}  # by bytes, of signed digits; three have some room for the rounding of the scale
+LARGEST = {1: 127, 2: 32639, 3: 8355000}  # by bytes, of signed digits; three have some room for the rounding of the scale
 _HIGH_BITS = 16  # below the digit that is added as float32: what has more does not fit into 32 bits with its sum
 _LEAST = 2.0**-102  # of a section's largest element: below, scales would be subnormal
 _INFINITY = 0x7F800000  # the bits of the least float32 that is not finite
@@ -142,7 +142,7 @@ def _fix_section(builder: KernelBuilder, fixed: FixedRows, source: Buffer, origi
 def store_unit(builder: KernelBuilder, largest: Expr, row_bytes: int, to: tuple[Buffer, Expr]) -> Expr:
     """Store the unit of the lowest digit of numbers whose largest magnitude has these bits, NaN where it is not finite; what
     numbers are multiplied by to be integers."""
-    limit = tirx.const(_LARGEST[row_bytes], "float32")
+    limit = tirx.const(LARGEST[row_bytes], "float32")
     is_finite = largest < tirx.const(_INFINITY, "int32")
     unit = builder.name(tirx.max(tirx.reinterpret("float32", largest), tirx.const(_LEAST, "float32")) / limit)
     factor = builder.name(tirx.const(1.0, "float32") / unit)

@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from prefuse.kernels.linalg.digit_tiles import stretches_of, tiles_of
+from prefuse.kernels.linalg.fixed_point_tiles import BLOCKS, COLUMN_UNITS, SCALES
+from prefuse.kernels.linalg.weight_tiles import kept_products, tile_blocks
 from prefuse.kernels.microkernels.weight_packing import cut_sections, shared_sections
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
@@ -21,9 +23,10 @@ __all__ = ["emulator"]
 TEMPLATE = "fixed_point_tiles"
 
 
-def tiled(case: Case, *, shares: bool = False) -> Case:
-    group = replace(case.group, configuration={"template": TEMPLATE}, shares_weights=shares)
-    return replace(case, group=group, template=TEMPLATE, label=f"{case.label} shares {shares}", got=[])
+def tiled(case: Case, *, shares: bool = False, scales: str = BLOCKS) -> Case:
+    """The case by tiles; of weights in blocks, with the form `scales`."""
+    group = replace(case.group, configuration={"template": TEMPLATE, SCALES: scales}, shares_weights=shares)
+    return replace(case, group=group, template=TEMPLATE, label=f"{case.label} shares {shares} {scales}", got=[])
 
 
 def cases() -> list[Case]:
@@ -43,7 +46,12 @@ def cases() -> list[Case]:
         x = rows_of(rows, k)
         found += [tiled(case_of(x, dtype, n, block, has_zero=shares), shares=shares) for shares in (False, True)]
         found.append(tiled(case_of(x, dtype, n, block, rtol=1 / 32639, precision="bfloat16"), shares=True))
+        if block:
+            scaled = [case_of(x, dtype, n, block, has_zero=has_zero) for has_zero in (False, True)]
+            scaled.append(case_of(x, dtype, n, block, rtol=1 / 32639, precision="bfloat16"))
+            found += [tiled(case, shares=number > 0, scales=COLUMN_UNITS) for number, case in enumerate(scaled)]
     found.append(tiled(case_of(rows_of(21, 700), "int8", 40, 0, rtol=1 / 127, row_bits=8)))
+    found.append(tiled(case_of(rows_of(9, 700), "int4", 40, 24, rtol=1 / 127, row_bits=8), scales=COLUMN_UNITS))
     found.append(tiled(followed(case_of(rows_of(2, 20, 96), "int8", 40, 0, has_zero=True)), shares=True))
     return found
 
@@ -88,17 +96,34 @@ def test_a_row_that_is_not_finite_is_nan_alone() -> None:
     assert is_nan.sum() == 40
 
 
-@pytest.mark.parametrize(("bytes_of_row", "bits", "block"), [(1, 8, 0), (3, 8, 0), (3, 4, 32), (2, 4, 1024), (3, 8, 512)])
-def test_stretches_stay_within_blocks(bytes_of_row: int, bits: int, block: int) -> None:
+@pytest.mark.parametrize(("longest", "bits", "block"), [(256, 8, 0), (1024, 8, 0), (1024, 4, 32), (512, 4, 1024), (1024, 8, 512)])
+def test_stretches_stay_within_blocks(longest: int, bits: int, block: int) -> None:
     for depth in (7, 64, 300, 768, 1100, 2048, 11008):
         for sections in (cut_sections(depth, 50, bits, block, 1024, 32), shared_sections(depth, 50, bits, block, 16)):
-            found = stretches_of(sections, block, bytes_of_row)
-            assert found.joined == 1 or found.length <= (256 if bytes_of_row == 1 else 1024)
+            found = stretches_of(sections, block, longest)
+            assert found.joined == 1 or found.length <= longest
             assert found.count * found.joined >= sections.count > (found.count - 1) * found.joined
             assert not block or block % found.length == 0
             assert found.padded >= found.length
     assert tiles_of(8, 3) == 2
     assert tiles_of(70, 3) == 14
+
+
+def test_products_of_the_least_digits_are_left_out() -> None:
+    assert kept_products(3, 3) == [[(0, 2), (1, 1), (2, 0)], [(1, 2), (2, 1)], [(2, 2)]]
+    assert kept_products(2, 2) == [[(0, 1), (1, 0)], [(1, 1)]]
+    assert kept_products(3, 1) == [[(0, 0)], [(1, 0)], [(2, 0)]]
+    assert kept_products(1, 2) == [[(0, 0)], [(0, 1)]]
+    assert tile_blocks(6, 32, 3, 3) == [(0, 4), (1, 2), (2, 0)]
+    assert tile_blocks(2, 8, 3, 3) == [(0, 1), (1, 0), (2, 0)], "a tile of lines of two digits"
+
+
+def test_scales_of_small_blocks_are_applied_to_weights_where_rows_are_many() -> None:
+    for rows, block, form in ((4, 32, BLOCKS), (128, 32, COLUMN_UNITS), (128, 512, BLOCKS)):
+        group = replace(case_of(rows_of(rows, 2048), "int4", 1024, block).group, configuration={"template": TEMPLATE})
+        built = build_kernel(group, Target("cpu", "amx", 2))
+        assert isinstance(built, BuiltKernel)
+        assert next(one.taken for one in built.choices if one.name == SCALES) == form, (rows, block)
 
 
 def test_eight_rows_go_by_tiles_and_one_does_not() -> None:
