@@ -22,6 +22,7 @@ _TILE_LINES, _TILE_BYTES = 16, 1024
 _JOIN_CYCLES = {1: 4.0, 2: 6.0, 3: 8.0}
 _UNPACK_CYCLES, _TILE_STORE_CYCLES, _CUT_CYCLES = 3.0, 64.0, 16.0
 _DIGITS_JOIN, _DIGIT_CYCLES = 1.6, 9.0  # of weights with digits: a vector of results, times; a line, a digit and one more
+_FORWARD_CYCLES = 330.0  # until tiles that were just stored as vectors, and sums the other way, can be loaded
 _PIPES = 1.5  # for integers, beside each that multiplies
 _LOSS = 1.3  # of the time of words, as measured: spilled sums, broadcasts that are no operands of dot products
 _STORE_CYCLES, _START_CYCLES = 3.0, 20.0  # as of float32's register tiles
@@ -151,7 +152,7 @@ def digit_tile_cycles(size: tuple[int, int, int], work: DigitWork, machine: Mach
     step = (work.pairs * 2 + work.alone) * (of_a + of_b)
     joined = 2 * rows * _JOIN_CYCLES[work.digits] * (1.0 if work.b_digits == 1 else _DIGITS_JOIN)
     of_line = (_UNPACK_CYCLES if work.b_digits == 1 else _DIGIT_CYCLES * (1 + work.b_digits)) if is_unpacked else 0.0
-    unpacked = work.steps * 2 * _TILE_LINES * of_line
+    unpacked = work.steps * 2 * _TILE_LINES * of_line + _FORWARD_CYCLES * is_unpacked
     prepared = _CUT_CYCLES * (work.digits + 1) / 4 * rows * depth / _TILE_LINES
     stretch = work.steps * step + tiles * _TILE_STORE_CYCLES + joined + unpacked
     return ceil(columns / _PANEL) * work.stretches * stretch + prepared
