@@ -101,10 +101,9 @@ class _Request:
 def _programs_of_module(model: torch.nn.Module, given: _Request) -> dict[int, CompiledModel]:
     import torch
 
-    from .causal_step import CausalStep, check_step
+    from .causal_step import fitting_step
 
-    step = CausalStep(model, given.batch, given.max_tokens).eval()
-    check_step(step)
+    step = fitting_step(model, given.batch, given.max_tokens)
     net = given.compile(step)
     assert isinstance(net, SpecializedModel)
     examples = {

@@ -27,11 +27,14 @@ class CausalStep(nn.Module):
     buffers. Each sequence has places of its own: its tokens are written from `length` on. Tokens beyond its count are written
     to the last row, which nothing else uses, and move nothing; a sequence with a count of 0 stays as it is, and its logits mean
     nothing.
+
+    Where `is_left_padded`, the model is given copies of the caches whose last row is that of the last token, and a mask of what
+    is before the first: for models that place keys by counting from their end, not by masks and positions.
     """
 
     length: Tensor
 
-    def __init__(self, model: nn.Module, batch: int, max_tokens: int) -> None:
+    def __init__(self, model: nn.Module, batch: int, max_tokens: int, *, is_left_padded: bool = False) -> None:
         """`max_tokens`: that a sequence may have in all.
 
         Raises:
@@ -39,7 +42,7 @@ class CausalStep(nn.Module):
         """
         super().__init__()
         self.model = model
-        self.max_tokens = max_tokens
+        self.max_tokens, self.is_left_padded = max_tokens, is_left_padded
         self.rows = (max_tokens + ROWS_STEP) // ROWS_STEP * ROWS_STEP  # one more than tokens, at least
         self.register_buffer("length", torch.zeros(batch, dtype=torch.int64))
         self.shapes = _layer_shapes(model)
@@ -53,23 +56,47 @@ class CausalStep(nn.Module):
         places = self.length[:, None] + number
         is_real = number < counts[:, None]
         rows = torch.where(is_real, places, self.rows - 1)
-        layers = [
-            _Rows(self.get_buffer(f"keys{layer}"), self.get_buffer(f"values{layer}"), rows) for layer in range(len(self.shapes))
-        ]
-        positions = places.clamp(max=self.max_tokens - 1)
-        has_alibi = getattr(self.model.config, "alibi", False)  # a bias by the places of keys, for which a mask counts them
+        kept = [(self.get_buffer(f"keys{layer}"), self.get_buffer(f"values{layer}")) for layer in range(len(self.shapes))]
+        positions, starts = places.clamp(max=self.max_tokens - 1), self.length
+        mask, layers = None, [_Rows(keys, values, rows) for keys, values in kept]
+        if getattr(self.model.config, "alibi", False):  # a bias by the places of keys, for which a mask counts them
+            mask = torch.ones(len(tokens), self.rows, dtype=torch.int64)
+        if self.is_left_padded:
+            before = self.max_tokens - tokens.shape[1]
+            seen = torch.arange(self.max_tokens) - before + self.length[:, None]
+            mask, starts = (seen >= 0).to(torch.int64), torch.full_like(self.length, before)
+            layers = [_LastRows(keys, values, rows, seen % self.rows) for keys, values in kept]
         last = (counts - 1).clamp(min=0)
         with _masks_by_position(), _last_row_alone(self.model, last if tokens.shape[1] > 1 else None):
             result = self.model(
                 input_ids=tokens,
                 position_ids=positions,
-                attention_mask=torch.ones(len(tokens), self.rows, dtype=torch.int64) if has_alibi else None,
-                past_key_values=_Caches(layers, self.length),
+                attention_mask=mask,
+                past_key_values=_Caches(layers, starts),
                 use_cache=True,
             )
         self.length.copy_(self.length + counts)
         logits: Tensor = result.logits
         return logits.reshape(len(tokens), -1).float()
+
+
+def fitting_step(model: nn.Module, batch: int, max_tokens: int) -> CausalStep:
+    """A step that gives the model's logits: of caches in place, or, which is slower, of copies that end with the last token.
+
+    Raises:
+        UnsupportedModelError, OptionError: as of `check_step`, for the first of these.
+    """
+    step = CausalStep(model, batch, max_tokens).eval()
+    try:
+        check_step(step)
+        return step
+    except UnsupportedModelError as error:
+        other = CausalStep(model, batch, max_tokens, is_left_padded=True).eval()
+        try:
+            check_step(other)
+        except UnsupportedModelError:
+            raise error from None
+        return other
 
 
 def check_step(step: CausalStep) -> None:
@@ -147,6 +174,29 @@ class _Rows(CacheLayerMixin):  # type: ignore[misc]  # transformers has no types
         return int(self.keys.shape[2])
 
 
+class _LastRows(_Rows):
+    """The same, of which attention gets the rows `seen` [batch, keys] alone: the last of them those of the new tokens."""
+
+    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, seen: Tensor) -> None:
+        super().__init__(keys, values, rows)
+        self._seen = seen
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        super().update(key_states, value_states)
+        index = self._seen[:, None, :, None]
+        keys, values = (cache.gather(2, index.expand(*cache.shape[:2], -1, cache.shape[3])) for cache in (self.keys, self.values))
+        return keys, values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._seen.shape[1], 0
+
+    def get_seq_length(self) -> int:
+        return self._seen.shape[1] - self._rows.shape[1]
+
+    def get_max_length(self) -> int:
+        return self._seen.shape[1]
+
+
 class _Caches(Cache):  # type: ignore[misc]
     """Caches whose sequences begin at places of their own: `starts` [batch]."""
 
@@ -171,12 +221,22 @@ def _masks_by_position() -> Iterator[None]:
             ALL_MASK_ATTENTION_FUNCTIONS[name] = function
 
 
-def _seen_keys(*, q_length: int, kv_length: int, q_offset: Tensor, mask_function: Callable[..., Tensor], **_: object) -> Tensor:
-    """Which keys a query sees: [batch, 1, queries, keys], or without the batch."""
+def _seen_keys(
+    *,
+    q_length: int,
+    kv_length: int,
+    q_offset: Tensor,
+    mask_function: Callable[..., Tensor],
+    attention_mask: Tensor | None = None,
+    **_: object,
+) -> Tensor:
+    """Which keys a query sees: [batch, 1, queries, keys], or without the batch. `attention_mask` [batch, keys]: which exist."""
     queries = (torch.arange(q_length) + q_offset[:, None])[:, None, :, None]
     keys = torch.arange(kv_length)[None, None, None, :]
     sequences = torch.arange(len(q_offset))[:, None, None, None]
     mask = mask_function(sequences, torch.zeros_like(sequences[:1]), queries, keys)
+    if attention_mask is not None:
+        mask = mask & attention_mask[:, None, None, :kv_length].to(torch.bool)
     return mask.expand(len(q_offset), -1, q_length, kv_length)
 
 
@@ -212,7 +272,7 @@ def _layer_shapes(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
         fix = "give a causal language model of transformers, such as GPT2LMHeadModel, or an ONNX decoder"
         raise UnsupportedModelError(name, "no causal language model of transformers, which has a layer for its logits", fix)
     with torch.no_grad():
-        kept = model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=True).past_key_values
+        kept = getattr(model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=True), "past_key_values", None)
     layers = getattr(kept, "layers", ())
     found = [(layer.keys, layer.values) for layer in layers if getattr(layer, "keys", None) is not None]
     if not found or len(found) != len(layers) or any(keys.ndim != 4 for keys, _ in found):
