@@ -224,15 +224,35 @@ def _constant_of_shape(question: Question) -> list[Sizes]:
 
 def _range(question: Question) -> list[Sizes]:
     start, limit, delta = ((question.values(place) or [None])[0] for place in range(3))
-    if start is None or limit is None or not isinstance(delta, int) or delta < 1 or isinstance(start, float):
+    if start is None or limit is None or not isinstance(delta, int) or delta == 0 or isinstance(start, float):
         raise _UnknownError
-    return [(maximum_of(-(-(limit - start) // delta), 0),)]
+    distance = limit - start if delta > 0 else start - limit
+    return [(maximum_of(-(-distance // abs(delta)), 0),)]
 
 
 def _gather(question: Question) -> list[Sizes]:
     data, indices = question.shape(0), question.shape(1)
     axis = question.node.attributes.get_int("axis", 0) % len(data)
     return [(*data[:axis], *indices, *data[axis + 1 :])]
+
+
+def _gather_nd(question: Question) -> list[Sizes]:
+    data, indices = question.shape(0), question.shape(1)
+    axes, batch = indices[-1], question.node.attributes.get_int("batch_dims", 0)
+    if not isinstance(axes, int):
+        raise _UnknownError
+    return [(*indices[:-1], *data[batch + axes :])]
+
+
+def _as_data(question: Question) -> list[Sizes]:
+    return [question.shape()]
+
+
+def _depth_to_space(question: Question) -> list[Sizes]:
+    (images, channels, *sides), block = question.shape(), question.node.attributes.get_int("blocksize")
+    if question.node.op_type == "DepthToSpace":
+        return [(images, channels // block**2, *(side * block for side in sides))]
+    return [(images, channels * block**2, *(side // block for side in sides))]
 
 
 def _tile(question: Question) -> list[Sizes]:
@@ -293,7 +313,9 @@ _RULES: dict[str, Callable[[Question], list[Sizes]]] = {
     "Det": _determinant,
     "Expand": _expand,
     "Flatten": _flatten,
+    **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), _depth_to_space),
     "Gather": _gather,
+    "GatherND": _gather_nd,
     "Gemm": _gemm,
     "LayerNormalization": _normalization,
     "MatMul": _matmul,
@@ -302,6 +324,7 @@ _RULES: dict[str, Callable[[Question], list[Sizes]]] = {
     "Range": _range,
     "Reshape": _reshape,
     "Resize": _resized,
+    **dict.fromkeys(("ReverseSequence", "ScatterElements", "ScatterND"), _as_data),
     "Shape": _shape,
     "Size": lambda question: [()],
     "Slice": _slice,

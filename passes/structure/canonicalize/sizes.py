@@ -96,12 +96,21 @@ def _never_equal(a: Any, b: Any) -> bool:
     return least_of(difference) > 0 or least_of(-difference) > 0
 
 
+def _has_sizes(operand: np.ndarray) -> bool:
+    """Whether some of the numbers differ from call to call: shapes and places of what is folded must not."""
+    return any(isinstance(number, Size) for number in operand.flat)
+
+
 def _gather(node: ir.Node, operands: list[np.ndarray]) -> np.ndarray | None:
     data, indices = operands
+    if _has_sizes(indices):
+        return None
     return np.take(data, indices.astype(np.int64), axis=node.attributes.get_int("axis", 0))
 
 
 def _slice(node: ir.Node, operands: list[np.ndarray]) -> np.ndarray | None:
+    if any(map(_has_sizes, operands[1:])):
+        return None
     data, places = operands[0], [operand.astype(np.int64).reshape(-1).tolist() for operand in operands[1:]]
     if len(operands) != sum(value is not None for value in node.inputs) or data.ndim != 1 or node.inputs[1] is None:
         return None
@@ -115,6 +124,8 @@ def _concat(node: ir.Node, operands: list[np.ndarray]) -> np.ndarray | None:
 
 def _reshaped(node: ir.Node, operands: list[np.ndarray]) -> np.ndarray | None:
     """Squeeze, Unsqueeze, Reshape and Expand of so few numbers."""
+    if len(operands) > 1 and _has_sizes(operands[1]):
+        return None
     data, numbers = operands[0], [int(number) for number in operands[1].reshape(-1)] if len(operands) > 1 else None
     match node.op_type:
         case "Reshape":

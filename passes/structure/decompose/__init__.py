@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from ....compiler.ir.cloning import ValueMap, clone_node, copy_value
+from ....compiler.ir.constants import add_constant
 from ....compiler.ir.facts import infer_node, schema_of
 from ....compiler.ir.functions import inline_function, is_fused
 from ....compiler.ir.kinds import is_known
@@ -17,6 +18,7 @@ from ....compiler.ir.randomness import RANDOM_OPERATORS
 from ....compiler.ir.rewriter import Rejection, replace_node
 from ....compiler.ir.scopes import captured_values, release_subgraphs, subgraphs_of
 from ....compiler.ir.stored_weights import is_stored_weights
+from ....compiler.ir.symbolic.symbols import SizeTensor
 from ....compiler.pipeline import Context, Pass
 from ....runtime.target import Target
 from .expansions import PARTLY_EXPANDED, expansion_of
@@ -164,7 +166,11 @@ def _inline_body(model: ir.Model, node: ir.Node, function: ir.Function) -> tuple
     captured = captured_values(node)
     absent = [None] * (len(function.inputs) - len(node.inputs) - len(captured))
     values: ValueMap = dict(zip(function.inputs, (*node.inputs, *absent, *captured), strict=True))
-    made = tuple(clone_node(child, values, {**defaults, **node.attributes}) for child in function)
+    for child in function:  # what has no contents before a call is no attribute
+        if (value := child.attributes.get("value")) is not None and isinstance(sizes := value.value, SizeTensor):
+            values[child.outputs[0]] = add_constant(model, sizes, "sizes")
+    children = [child for child in function if child.outputs[0] not in values]
+    made = tuple(clone_node(child, values, {**defaults, **node.attributes}) for child in children)
     for one in made:
         one.name = None
         for output in one.outputs:

@@ -8,6 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ....compiler.ir.facts import data_type
+from ....compiler.ir.symbolic.symbols import SizeTensor
+from ....runtime.symbolic.sizes import Size
 
 Attribute = int | float | str | Sequence[int] | Sequence[float]
 
@@ -49,7 +51,9 @@ class Body:
         return self._add(ir.node("Constant", [], {"value": tensor}))[0]
 
     def reshape(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
-        """`value` under another shape, in which 0 is an empty dimension."""
+        """`value` under another shape, in which 0 is an empty dimension; sizes may be those that a call decides."""
+        if any(isinstance(dim, Size) for dim in shape):
+            return self.op("Reshape", value, self.constant(SizeTensor(np.array([*shape], object))), allowzero=1)
         return self.op("Reshape", value, ints(shape), allowzero=1)
 
     def transpose(self, value: ir.Value, order: Sequence[int]) -> ir.Value:

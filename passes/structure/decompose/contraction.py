@@ -8,8 +8,9 @@ from math import prod
 
 import onnx_ir as ir
 
+from ....compiler.ir.symbolic.symbols import sizes_of
+from ....runtime.symbolic.sizes import Size, estimate
 from .body import Body, ints
-from .common import dims
 
 # What a matrix product computes with; other integers go through int32, whose last bits are theirs.
 _PRODUCT_TYPES = frozenset(["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "uint64"])
@@ -27,11 +28,13 @@ class _Term:
 def einsum(node: ir.Node) -> ir.Function | None:
     """Any equation. Operands are contracted in pairs, always the pair that leaves the smallest tensors."""
     x = node.inputs[0]
-    shapes = [dims(value) for value in node.inputs]
+    shapes = [sizes_of(value) or () for value in node.inputs]
     parsed = parse_equation(node.attributes.get_string("equation"), [len(shape) for shape in shapes])
     if parsed is None or x is None or x.dtype is None:
         return None
     terms, result = parsed
+    if any(len({*labels}) < len(labels) and _has_sizes(shape) for labels, shape in zip(terms, shapes, strict=True)):
+        return None  # a diagonal, whose step is a number
     sizes: dict[str, int] = {}
     for labels, shape in zip(terms, shapes, strict=True):
         for label, extent in zip(labels, shape, strict=True):
@@ -39,6 +42,11 @@ def einsum(node: ir.Node) -> ir.Function | None:
     dtype = x.dtype.numpy().name
     writer = _Contraction(Body(node), sizes, result, "int32" if dtype not in _PRODUCT_TYPES else dtype)
     return writer.write(terms, shapes, dtype)
+
+
+def _has_sizes(shape: tuple[int, ...]) -> bool:
+    """Whether a call decides one of the dimensions."""
+    return any(isinstance(dim, Size) for dim in shape)
 
 
 def parse_equation(equation: str, ranks: list[int]) -> tuple[list[Labels], Labels] | None:
@@ -132,7 +140,8 @@ class _Contraction:
             joined = {*a, *b}
             return self._size(joined & needed) - self._size(a) - self._size(b), self._size(joined)
 
-        return min(combinations(range(len(terms)), 2), key=cost)
+        with estimate():
+            return min(combinations(range(len(terms)), 2), key=cost)
 
     def _product(self, a: _Term, b: _Term, rest: list[_Term]) -> _Term:
         """The product of two terms, summed over what neither the result nor the others need."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import onnx
 import onnx_ir as ir
 
+from ....compiler.ir.symbolic.symbols import sizes_of
 from . import classical, support_vectors, trees
 from .contraction import einsum
 from .encoding import hardmax
@@ -22,6 +23,7 @@ from .normalization import lp_normalization, lrn, mean_variance_normalization
 from .optimizers import adagrad, adam, momentum
 from .quantization import dequantize_linear, dynamic_quantize_linear, quantize_linear
 
+_SIZED = frozenset(["Einsum"])  # whose bodies may have sizes that a call decides
 _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "AffineGrid": affine_grid,
     "BatchNormalization": batch_normalization,
@@ -72,7 +74,8 @@ def expansion_of(node: ir.Node, opset: int) -> ir.Function | None:
     """A body for this node; None where there is none for its operator, types or shapes."""
     write = _BODIES.get(f"{node.domain}.{node.op_type}" if node.domain else node.op_type)
     node.version = node.version or opset  # defaults of attributes depend on it
-    body = None if write is None or not _is_static(node) else write(node)
+    has_shapes = _is_static(node) or (node.op_type in _SIZED and None not in map(sizes_of, filter(None, node.inputs)))
+    body = None if write is None or not has_shapes else write(node)
     if body is None:
         return None
     if isinstance(body, ir.Function):

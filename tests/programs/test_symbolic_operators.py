@@ -1,0 +1,122 @@
+"""Operators that shapes of a call go through: one program for all sizes, with the numbers of a reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import prefuse
+import pytest
+import torch
+from prefuse.compiler.programs.symbolic import SymbolicModel
+from torch import Tensor, nn
+
+from .test_symbolic import assert_right, compiled, model_of
+
+_OPSET = 'ir_version: 10, opset_import: ["": 20]'
+MODELS = {
+    "GatherND": "(float[N,6] x, int64[M,2] i) => (float[M] y) { y = GatherND(x, i) }",
+    "GatherND of rows": "(float[N,6] x, int64[M,1] i) => (float[M,6] y) { y = GatherND(x, i) }",
+    "ScatterND": "(float[N,6] x, int64[M,1] i, float[M,6] u) => (float[N,6] y) { z = Relu(x) y = ScatterND(z, i, u) }",
+    "ScatterElements": "(float[N,6] x, int64[M,6] i, float[M,6] u) => (float[N,6] y) { y = ScatterElements(x, i, u) }",
+    "DepthToSpace": "(float[N,8,M,3] x) => (float[N,2,A,6] y) { z = DepthToSpace <blocksize = 2> (x) y = Relu(z) }",
+    "SpaceToDepth": "(float[N,2,M,4] x) => (float[N,8,A,2] y) { z = SpaceToDepth <blocksize = 2> (x) y = Relu(z) }",
+    "ReverseSequence": "(float[M,N,5] x, int64[N] l) => (float[M,N,5] y) { y = ReverseSequence(x, l) }",
+    "Einsum": '(float[N,M,6] x, float[N,M,6] z) => (float[N,A,B] y) { y = Einsum <equation = "bid,bjd->bij"> (x, z) }',
+    "Einsum with a sum": '(float[N,M,6] x, float[M,6] z) => (float[N] y) { y = Einsum <equation = "bid,id->b"> (x, z) }',
+    "Range downwards": """(float[N,M] x) => (float[N,M] y) {
+        s = Shape <start = 1, end = 2> (x)
+        zero = Constant <value = int64 {0}> ()
+        minus = Constant <value = int64 {-1}> ()
+        axes = Constant <value = int64[1] {0}> ()
+        m = Squeeze(s, axes)
+        r = Range(m, zero, minus)
+        f = Cast <to = 1> (r)
+        y = Add(x, f)
+    }""",
+}
+
+
+def _inputs(model: onnx.ModelProto, n: int, m: int) -> dict[str, np.ndarray]:
+    """Numbers for the inputs; indices reach all of the data and are unique, lengths are those of sequences."""
+    random, sizes, found = np.random.default_rng(n * 100 + m), {"N": n, "M": m}, {}
+    for port in model.graph.input:
+        kind = port.type.tensor_type
+        shape = tuple(dim.dim_value or sizes[dim.dim_param] for dim in kind.shape.dim)
+        if kind.elem_type == onnx.TensorProto.FLOAT:
+            found[port.name] = random.standard_normal(shape).astype(np.float32)
+        elif port.name == "l":
+            found[port.name] = random.integers(1, m + 1, shape)
+        else:
+            rows = random.permutation(n)[:m]
+            columns = random.integers(0, 6, m) if shape[-1] == 2 else rows
+            found[port.name] = np.stack([rows, columns][: shape[-1]], 1) if shape[-1] < 6 else np.repeat(rows[:, None], 6, 1)
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_program_serves_all_sizes(name: str) -> None:
+    model = model_of(f"<{_OPSET}> main {MODELS[name]}")
+    net = compiled(model, dims={"N": (8, 40), "M": (2, 8, 2)})
+    assert "specialised" not in net.report(), net.report()
+    for n, m in ((8, 2), (8, 8), (23, 4), (40, 8)):
+        assert_right(net, model, _inputs(model, n, m))
+
+
+class Scores(nn.Module):
+    """Attention written by torch.einsum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(16, 4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = torch.einsum("bld,dhk->blhk", x, self.weights)
+        shares = torch.einsum("bihk,bjhk->bhij", q, q).softmax(-1)
+        return torch.einsum("bhij,bjhk->bihk", shares, q)
+
+
+def ranged(module: nn.Module, *given: Tensor, dims: dict[str, Any]) -> SymbolicModel:
+    net = prefuse.compile(module, given, dims=dims, cache=False, threads=2)
+    assert isinstance(net, SymbolicModel)
+    assert "specialised" not in net.report(), net.report()
+    return net
+
+
+def test_einsum_of_torch() -> None:
+    torch.manual_seed(0)
+    module = Scores().eval()
+    net = ranged(module, torch.randn(2, 20, 16), dims={"x": {0: "B", 1: "L"}, "B": (2, 5), "L": (2, 40)})
+    for rows, length in ((2, 2), (3, 17), (5, 40)):
+        x = torch.randn(rows, length, 16)
+        found: Any = net(x)
+        torch.testing.assert_close(found, module(x), rtol=1e-4, atol=1e-5)
+
+
+class Encoder(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Any:
+        return self.model(ids, attention_mask=mask).last_hidden_state
+
+
+@pytest.mark.parametrize("kind", ["Bert", "T5Encoder"])
+def test_a_mask_of_padding_of_transformers(kind: str) -> None:
+    """Which keys there are is looked up by GatherND, at places that Expand makes of constants and sizes."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "num_hidden_layers": 1}
+    of_t5 = {"vocab_size": 50, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
+    model = getattr(transformers, f"{kind}Model")
+    torch.manual_seed(0)
+    module = Encoder(model(model.config_class(**(of_t5 if kind == "T5Encoder" else sizes)))).eval()
+    given = torch.randint(0, 50, (2, 20)), torch.ones(2, 20, dtype=torch.int64)
+    net = ranged(module, *given, dims={"ids": {1: "L"}, "mask": {1: "L"}, "L": (2, 60)})
+    for length in (2, 31, 60):
+        ids, mask = torch.randint(0, 50, (2, length)), torch.ones(2, length, dtype=torch.int64)
+        mask[1, length // 2 :] = 0
+        found: Any = net(ids, mask)
+        with torch.no_grad():
+            torch.testing.assert_close(found, module(ids, mask), rtol=1e-4, atol=1e-5)
