@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 _LARGEST = 2**31 - 1  # elements along one axis
 _SIZE = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
+_FUNCTIONS = {one.__name__: one for one in (abs, bool, float, int, max, min, round)} | {"math": math}  # that guards call
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class SizeRules:
         ]
         for guard in self.guards or ():
             try:
-                holds = bool(eval(guard, {"__builtins__": {}, "torch": torch}, {"L": {"tensors": tensors}}))
+                holds = bool(eval(guard, {"__builtins__": _FUNCTIONS, "torch": torch}, {"L": {"tensors": tensors}}))
             except Exception:  # whatever torch writes that is not about sizes
                 holds = False
             if not holds:

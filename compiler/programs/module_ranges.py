@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .builder import Builder, BuildStages
 
 _MOST_VARIANTS = 8  # that are exported ahead
+_MOST_CHANGES = 3  # along one axis, between sizes for which a graph holds and others
 _MOST_CHECKED = 2048  # points at which torch's guards are evaluated ahead; those of a call always are
 Sizes: TypeAlias = Mapping[str, int]  # by the names of dimensions
 
@@ -43,14 +45,22 @@ class _Assumed:
     shapes: Sequence[tuple[int, ...]]
     dtypes: Sequence[str]
 
+    def refusal(self, sizes: Sizes) -> str:
+        """Why the graph does not hold for these sizes; empty if it does."""
+        at = [
+            tuple(sizes.get(dims.get(axis, ""), size) for axis, size in enumerate(shape))
+            for shape, dims in zip(self.shapes, self.axes, strict=True)
+        ]
+        return self.rules.refusal(at, self.dtypes)
+
+    def admits(self, sizes: Sizes) -> bool:
+        """Whether the sizes are in the box."""
+        return all(sizes[dim.name] in dim.sizes for dim in self.box)
+
     def check(self, points: Iterable[Sizes]) -> None:
         """Raise OptionError for sizes of the box for which the graph does not hold."""
         for sizes in points:
-            at = [
-                tuple(sizes.get(dims.get(axis, ""), size) for axis, size in enumerate(shape))
-                for shape, dims in zip(self.shapes, self.axes, strict=True)
-            ]
-            if refusal := self.rules.refusal(at, self.dtypes):
+            if refusal := self.refusal(sizes):
                 where = ", ".join(f"{name} = {size}" for name, size in sizes.items())
                 fix = "give ranges for which it holds, or let the module not depend on it"
                 raise OptionError("dims", f"{where}: {refusal}", fix)
@@ -69,14 +79,15 @@ class _Variant:
 class ModuleRanges(ModuleSource):
     """An `nn.Module` some of whose inputs' axes have ranges. The weights are those at the first call with inputs of a kind.
 
-    torch makes sizes of 0 and 1 constants: the graph for these is another. Which graph a call needs is decided by its structure,
-    its element types, its sizes along axes without ranges, and which of the other sizes are 0 or 1.
+    torch makes sizes of 0 and 1 constants: the graph for these is another, and so it may be for sizes of which something that is
+    computed of them is 1. Which graph a call needs is decided by its structure, its element types, its sizes along axes without
+    ranges, and by the ranges of the others for which a graph holds.
     """
 
     def __init__(self, module: torch.nn.Module, builder: Builder, build: BuildStages, dims: AxisDims) -> None:
         super().__init__(module, builder, build)
         self._dims = dims
-        self._variants: dict[object, int] = {}  # places in the list of those made
+        self._variants: dict[object, list[int]] = {}  # places in the list of those made, by kinds of calls
         self._made: list[_Variant] = []
         self._names: dict[Structure, Sequence[str]] = {}  # of the tensors in calls of one structure
 
@@ -135,19 +146,43 @@ class ModuleRanges(ModuleSource):
             (tuple(-1 if axis in dims else size for axis, size in enumerate(shape)), dtype)
             for (shape, dtype), dims in zip(call.types, axes, strict=True)
         )
-        kind = (call.structure, types)
         with self._lock:
-            ours = (kind, tuple(_pins(self._dims.box, sizes).items()))
-            if (place := self._variants.get(ours)) is not None:
-                return place
-            with self._builder.reporting():
-                for wanted in (*self._ahead(sizes), sizes):
-                    pins = _pins(self._dims.box, wanted)
-                    key = (kind, tuple(pins.items()))
-                    if key not in self._variants:
-                        self._made.append(self._variant(call, axes, pins, wanted))
-                        self._variants[key] = len(self._made) - 1
-            return self._variants[ours]
+            places = self._variants.setdefault((call.structure, types), [])
+
+            def made_for(wanted: Sizes) -> int | None:
+                return next((place for place in places if self._made[place].assumed.admits(wanted)), None)
+
+            if (place := made_for(sizes)) is None:
+                with self._builder.reporting():
+                    for wanted in (*self._ahead(sizes), sizes):
+                        if made_for(wanted) is None:
+                            for variant in self._cover(call, axes, wanted):
+                                places.append(len(self._made))
+                                self._made.append(variant)
+                place = made_for(sizes)
+            assert place is not None, f"no graph for {sizes}"
+            return place
+
+    def _cover(self, call: Call, axes: Sequence[Mapping[int, str]], wanted: Sizes) -> list[_Variant]:
+        """The variants for all sizes that are 0 or 1 where the wanted ones are. Where torch's guards hold for some of them alone,
+        the others are exported for themselves, as long as these are few ranges. Raises as `_variant`."""
+        pins = _pins(self._dims.box, wanted)
+        whole = tuple(
+            Dim(dim.name, pins[dim.name], pins[dim.name]) if dim.name in pins else replace(dim, least=max(dim.least, LEAST_SIZE))
+            for dim in self._dims.box
+        )
+        pending, made = [whole], list[_Variant]()
+        while pending:
+            box = pending.pop()
+            sizes = _nearest(box, wanted)
+            try:
+                made.append(self._variant(call, axes, pins, sizes, box, len(made)))
+            except (CompileError, OptionError):
+                for other in made:  # which say why these sizes are apart
+                    other.assumed.check([sizes])
+                raise
+            pending.extend(_without(box, made[-1].assumed.box))
+        return made
 
     def _ahead(self, sizes: Sizes) -> Iterator[Sizes]:
         """A point of each variant that the ranges need, near the sizes of a call, the one for most sizes first; few of them."""
@@ -159,15 +194,15 @@ class ModuleRanges(ModuleSource):
             if place < _MOST_VARIANTS:
                 yield dict(point)
 
-    def _variant(self, call: Call, axes: Sequence[Mapping[int, str]], pins: Sizes, sizes: Sizes) -> _Variant:
-        """Export for all sizes but those of `pins`, and compile. Raises CompileError, OptionError where torch knows better."""
+    def _variant(
+        self, call: Call, axes: Sequence[Mapping[int, str]], pins: Sizes, sizes: Sizes, box: Box, before: int
+    ) -> _Variant:
+        """Export for any sizes of a box but those of `pins`, and compile for the part around `sizes` for which the graph holds,
+        after `before` others: sizes that the first of them leaves may be constants, the last one must hold for its whole box.
+        Raises CompileError, OptionError where torch knows better."""
         from ..frontend.importer import prepare_graph
         from ..frontend.torch_export import export_module
 
-        box = tuple(
-            Dim(dim.name, pins[dim.name], pins[dim.name]) if dim.name in pins else replace(dim, least=max(dim.least, LEAST_SIZE))
-            for dim in self._dims.box
-        )
         self._builder.report("export", 0.0)
         leaves = [self._example(_resized(one, dims, sizes)) for one, dims in zip(call.tensors, axes, strict=True)]
         free = [frozenset(axis for axis, dim in dims.items() if dim not in pins) for dims in axes]
@@ -178,14 +213,19 @@ class ModuleRanges(ModuleSource):
             raise CompileError(error.where, f"{error.what} (exported for {where})", error.fix) from error
         assert found.sizes is not None
         shapes, dtypes = [tuple(leaf.shape) for leaf in leaves], [dtype for _, dtype in call.types]
+        if before:
+            pins = {**pins, **_constants(found.sizes, axes, sizes)}
+            box = tuple(_part(dim, range(pins[dim.name], pins[dim.name] + 1)) if dim.name in pins else dim for dim in box)
         _check_names(found.sizes, axes, pins)
         assumed = _Assumed(found.sizes, axes, box, shapes, dtypes)
-        assumed.check(_points(box))
+        if before < _MOST_VARIANTS - 1:
+            assumed = replace(assumed, box=_held(assumed, sizes))
+        assumed.check(_points(assumed.box))
         graph = prepare_graph(found.model, self._builder.name)
         for value, dims in zip(graph.graph.inputs, axes, strict=False):
             assert value.shape is not None
             value.shape = type(value.shape)([dims.get(axis, dim) for axis, dim in enumerate(value.shape)])
-        source = SymbolicSource(graph, self._builder, self._build, box)
+        source = SymbolicSource(graph, self._builder, self._build, assumed.box)
         if all(sizes.values()):  # of nothing there is nothing to compute
             source.compile_ahead()
         return _Variant(source, call.structure, found.result, assumed)
@@ -195,6 +235,50 @@ def _pins(box: Box, sizes: Sizes) -> dict[str, int]:
     """The sizes for which torch makes a graph of its own, or the only ones that there may be."""
     ranges = {dim.name: dim for dim in box}
     return {name: size for name, size in sizes.items() if size < LEAST_SIZE or len(ranges[name].sizes) == 1}
+
+
+def _constants(rules: SizeRules, axes: Sequence[Mapping[int, str]], sizes: Sizes) -> dict[str, int]:
+    """The dimensions that torch made constants, which are the sizes that it exported for."""
+    named = [(dim, found[axis]) for (_, found), dims in zip(rules.inputs, axes, strict=True) for axis, dim in dims.items()]
+    return {dim: sizes[dim] for dim, symbol in named if symbol == sizes[dim]}
+
+
+def _held(assumed: _Assumed, sizes: Sizes) -> Box:
+    """The part of a box around `sizes` in which no guard breaks along one axis; the whole box where such parts are many."""
+    found = []
+    for dim in assumed.box:
+        holds = [not assumed.refusal({**sizes, dim.name: size}) for size in dim.sizes]
+        changes = [place for place in range(1, len(holds)) if holds[place] != holds[place - 1]]
+        own = dim.sizes.index(sizes[dim.name])
+        if len(changes) > _MOST_CHANGES or not holds[own]:
+            return assumed.box
+        begin = max((place for place in changes if place <= own), default=0)
+        end = min((place for place in changes if place > own), default=len(holds))
+        found.append(_part(dim, dim.sizes[begin:end]))
+    return tuple(found)
+
+
+def _part(dim: Dim, sizes: range) -> Dim:
+    return replace(dim, least=sizes[0], greatest=sizes[-1])
+
+
+def _without(box: Box, inner: Box) -> list[Box]:
+    """What is left of a box without one inside of it."""
+    found: list[Box] = []
+    for place, (dim, own) in enumerate(zip(box, inner, strict=True)):
+        first, last = dim.sizes.index(own.sizes[0]), dim.sizes.index(own.sizes[-1])
+        rests = dim.sizes[:first], dim.sizes[last + 1 :]
+        found += [(*inner[:place], _part(dim, rest), *box[place + 1 :]) for rest in rests if rest]
+    return found
+
+
+def _nearest(box: Box, wanted: Sizes) -> Sizes:
+    """The sizes of a box that are the nearest to others."""
+    return {dim.name: min(dim.sizes, key=partial(_distance, wanted[dim.name])) for dim in box}
+
+
+def _distance(a: int, b: int) -> int:
+    return abs(a - b)
 
 
 def _resized(tensor: Tensor, dims: Mapping[int, str], sizes: Sizes) -> Tensor:

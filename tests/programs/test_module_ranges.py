@@ -183,6 +183,23 @@ def test_what_torch_fixes_is_an_error_that_names_the_dimension(module: nn.Module
         compiled(module, torch.ones(rows, 4), torch.ones(12, 4), dims=dims)
 
 
+class Blocks(nn.Module):
+    """Of 8 rows or fewer there is one block: torch makes its number a constant, and asks for more with max()."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        padded = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % 8))
+        return padded.view(x.shape[0], -1, 8, x.shape[2]).amax(2).sum(1)
+
+
+def test_sizes_for_which_a_guard_breaks_are_exported_for_themselves(exports: list[Any]) -> None:
+    module = Blocks().eval()
+    net = compiled(module, torch.randn(3, 20, 12), dims={"x": {0: "B", 1: "L"}, "B": (2, 4), "L": (6, 30)})
+    assert len(exports) == 2, exports
+    for length in (6, 7, 8, 9, 16, 29, 30):
+        check(net, module, torch.randn(2 + length % 3, length, 12))
+    assert len(exports) == 2, exports
+
+
 def test_multiples_keep_what_torch_assumes() -> None:
     module = Halves()
     net = compiled(module, torch.ones(12, 4), torch.ones(12, 4), dims={"x": {0: (2, 12, 2)}, "y": {0: "Y"}, "Y": (9, 12)})

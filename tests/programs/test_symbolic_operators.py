@@ -40,7 +40,8 @@ MODELS = {
 
 def _inputs(model: onnx.ModelProto, n: int, m: int) -> dict[str, np.ndarray]:
     """Numbers for the inputs; indices reach all of the data and are unique, lengths are those of sequences."""
-    random, sizes, found = np.random.default_rng(n * 100 + m), {"N": n, "M": m}, {}
+    random, sizes = np.random.default_rng(n * 100 + m), {"N": n, "M": m}
+    found: dict[str, np.ndarray] = {}
     for port in model.graph.input:
         kind = port.type.tensor_type
         shape = tuple(dim.dim_value or sizes[dim.dim_param] for dim in kind.shape.dim)

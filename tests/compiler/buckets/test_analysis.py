@@ -79,7 +79,7 @@ def test_what_is_carried(body: str, names: str, expected: str) -> None:
         ("k = Constant<value_ints=[-1, 8]>() y = Reshape(x, k)", "NT", "elements along axis 0"),
         ("k = Constant<value_ints=[-1]>() t = Transpose<perm=[0,2,1]>(x) r = Reshape(t, k) y = Relu(r)", "NT", "along axis 0"),
         ("a = Slice(x, c1, m1, c1) b = Relu(a) y = Abs(b)", "T", "Slice cuts along T"),
-        ("y = Einsum<equation=\"ntc->n\">(x)", "N", "no rule|unknown|MatMul|Reduce"),
+        ("y = Einsum<equation=\"ntc->n\">(x)", "T", "no rule|unknown|MatMul|Reduce"),
         ("k = Constant<value_floats=[1., 2., 1.]>() y = Resize(x, , k)", "T", "Resize resizes along T"),
         ("k = Constant<value_floats=[1., 1., 2.]>() r = Constant<value_floats=[0., 0., 0., 1., 1., 1.]>()"
          " y = Resize<coordinate_transformation_mode=\"tf_crop_and_resize\">(x, r, k)", "N", "Resize crops"),
