@@ -18,7 +18,7 @@ from tvm.ir import PointerType, PrimType
 from ...runtime.hardware.machine import LINE_BYTES, Machine
 from ...runtime.plan import ALIGNMENT
 from ...runtime.symbolic.shapes import is_one
-from ...runtime.symbolic.sizes import Size, greatest_of, hint_of
+from ...runtime.symbolic.sizes import Size, SymbolicSizeError, greatest_of, hint_of
 from ..cost.memory import parallel_work
 from ..formats.bfloat16 import is_rounding, rounded
 from ..formats.minifloat import is_coded
@@ -277,7 +277,12 @@ class KernelBuilder:
         return tirx.Select(condition, self.name(element), otherwise)
 
     def local(self, elements: int, dtype: str, name: str = "acc") -> Buffer:
-        """A small array on the stack; with constant indices only, LLVM keeps it in registers."""
+        """A small array on the stack; with constant indices only, LLVM keeps it in registers.
+
+        Raises SymbolicSizeError where a call decides how large it is.
+        """
+        if isinstance(elements, Size):
+            raise SymbolicSizeError(f"an array of {elements} elements has no place on the stack")
         buffer = tirx.decl_buffer((elements,), dtype, name=name, scope="local", layout=None)
         self.emit(tirx.AllocBuffer(buffer, {"disable_lower_builtin": tirx.const(True, "bool")}))
         return buffer

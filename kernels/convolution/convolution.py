@@ -16,6 +16,7 @@ from math import prod
 from tvm import tirx
 
 from ...runtime.plan import TensorType
+from ...runtime.symbolic.sizes import SizeLike, maximum_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, unravel
 from ..cost.convolution import channels_first_cycles
@@ -322,10 +323,10 @@ class _Convolution:
         return store
 
 
-def _columns(outputs: tuple[int, ...], extents: tuple[int, ...]) -> int:
+def _columns(outputs: tuple[int, ...], extents: tuple[int, ...]) -> SizeLike:
     """Columns of a plane up to the last output position."""
-    last = row_major([max(out - 1, 0) for out in outputs], extents)
-    return int(last) + 1
+    last: SizeLike = row_major([maximum_of(out - 1, 0) for out in outputs], extents)
+    return last + 1
 
 
 def _spatially_uniform(group: Group, rank: int) -> bool:

@@ -23,7 +23,7 @@ from tvm import tirx
 
 from ...runtime.hardware.machine import Machine
 from ...runtime.symbolic.shapes import is_one
-from ...runtime.symbolic.sizes import Size, SymbolicSizeError, estimating, hint_of
+from ...runtime.symbolic.sizes import Size, SymbolicSizeError, estimating, hint_of, least_of
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, share, unravel
 from ..cost.register_tile import last_rows, ranked_tiles
 from ..formats.format import Format
@@ -127,7 +127,7 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
     The outer loop traverses the larger operand (`a_bytes`, `b_bytes`), so that it is read once and the other stays in cache.
     """
     tile, plane = product.tile, product.plane
-    if isinstance(plane.columns, Size) and not product.b_padded:
+    if isinstance(plane.columns, Size) and not product.b_padded and least_of(plane.columns) < tile.columns:
         raise SymbolicSizeError(f"{plane.columns} columns may be fewer than a tile's")
     if product.batch * product.m * plane.columns == 0:
         return

@@ -17,6 +17,7 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.hardware.machine import Machine
+from ...runtime.symbolic.sizes import Size, estimating, least_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..convolution.window import Window, read_window
@@ -50,6 +51,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     return Candidate(_estimate(group, anchor, window, work, target), partial(_build, group, anchor, window, work, target))
 
 
+@estimating
 def _estimate(group: Group, anchor: Op, window: Window, work: int, target: Target) -> Estimate:
     kind = group.types[anchor.inputs[0]]
     *outer, columns = window.outputs
@@ -111,7 +113,7 @@ class Pooling:
     def emit(self, work: int) -> None:
         batch, channels = self.group.types[self.anchor.inputs[0]].shape[:2]
         *outer, columns = self.window.outputs
-        run = 1 if self.builder.is_grid else min(columns, _RUN)
+        run = 1 if self.builder.is_grid else min(least_of(columns), _RUN)  # the last run overlaps the one before it
         step = self.window.strides[-1]
         width = (run - 1) * step + (self.window.kernel[-1] - 1) * self.window.dilations[-1] + 1
 
@@ -227,9 +229,12 @@ class Pooling:
             low, high = 0, window.inputs[d]
             if self.anchor.attribute("count_include_pad", 0):
                 low, high = -window.begins[d], window.inputs[d] + self._end_padding(d)
-            starts = [n * window.strides[d] - window.begins[d] for n in range(window.outputs[d])]
             taps = [t * window.dilations[d] for t in range(window.kernel[d])]
-            counts = {sum(low <= start + tap < high for tap in taps) for start in starts}
+            if isinstance(window.outputs[d], Size):
+                counts = set() if self.overhangs(d) else {len(taps)}
+            else:
+                starts = [n * window.strides[d] - window.begins[d] for n in range(window.outputs[d])]
+                counts = {sum(low <= start + tap < high for tap in taps) for start in starts}
             if len(counts) == 1:
                 count = count * counts.pop()
                 continue

@@ -37,6 +37,13 @@ def close(op_type: str, *inputs: np.ndarray | None, **how: object) -> Case:
     return operator(op_type, *inputs, rtol=1e-4, atol=1e-4, **how)  # type: ignore[arg-type]
 
 
+def windows(op_type: str, t: int, *weights: np.ndarray, **attributes: object) -> Case:
+    """A convolution or a pooling of images of T rows, which it leaves as many."""
+    return close(op_type, numbers(2, 4, t, 20), *weights, pads=[1, 1, 1, 1], **attributes)
+
+
+_IMAGES = {"x0": (2, 4, "T", 20), "y0": (2, 8, "T", 20)}
+_POOLED = {"x0": (2, 4, "T", 20), "y0": (2, 4, "T", 20)}
 _ROWS = {"x0": ("T", 64), "y0": ("T", 64)}
 _CASES = {
     "elementwise": Sized(lambda t: close("Add", numbers(t, 64), numbers(64)), _ROWS),
@@ -52,6 +59,17 @@ _CASES = {
         lambda t: close("Transpose", numbers(2, t, 4, 16), perm=(0, 2, 1, 3)), {"x0": (2, "T", 4, 16), "y0": (2, 4, "T", 16)}
     ),
     "turned": Sized(lambda t: close("Transpose", numbers(t, 40), perm=(1, 0)), {"x0": ("T", 40), "y0": (40, "T")}, serves=9),
+    "convolution": Sized(lambda t: windows("Conv", t, numbers(8, 4, 3, 3)), _IMAGES, serves=8),
+    "columns": Sized(
+        lambda t: close("Conv", numbers(1, 4, 200, t), numbers(8, 4, 1, 1)),
+        {"x0": (1, 4, 200, "T"), "y0": (1, 8, 200, "T")},
+        serves=8,
+    ),
+    "images": Sized(
+        lambda t: close("Conv", numbers(t, 4, 5, 5), numbers(8, 4, 3, 3)), {"x0": ("T", 4, 5, 5), "y0": ("T", 8, 3, 3)}, serves=8
+    ),
+    "max-pool": Sized(lambda t: windows("MaxPool", t, kernel_shape=[3, 3]), _POOLED),
+    "average-pool": Sized(lambda t: windows("AveragePool", t, kernel_shape=[3, 3]), _POOLED),
     "last": Sized(lambda t: close("Gather", numbers(t), np.array(-1), axis=0), {"x0": ("T",)}),
     "last-cut": Sized(lambda t: close("Slice", numbers(t), np.array([-1]), np.array([2**31]), np.array([0])), {"x0": ("T",)}),
     "gather": Sized(

@@ -121,3 +121,36 @@ def test_a_mask_of_padding_of_transformers(kind: str) -> None:
         found: Any = net(ids, mask)
         with torch.no_grad():
             torch.testing.assert_close(found, module(ids, mask), rtol=1e-4, atol=1e-5)
+
+
+IMAGES = {
+    "stem": nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(16, 16, 3, 1, 1)),
+    "averages": nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1), nn.AvgPool2d(2), nn.Conv2d(16, 8, 3, 2, 1), nn.AdaptiveAvgPool2d(1)),
+    "dilated": nn.Sequential(nn.Conv2d(3, 8, 3, 1, 2, dilation=2), nn.MaxPool2d(2), nn.Conv2d(8, 12, 5, bias=False)),
+    "grouped": nn.Sequential(nn.Conv2d(3, 12, 3, padding=1), nn.Conv2d(12, 12, 3, padding=1, groups=3), nn.Hardsigmoid()),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_of_any_size(name: str) -> None:
+    torch.manual_seed(0)
+    module = IMAGES[name].eval()
+    dims = {"input": {2: "H", 3: "W"}, "H": (20, 150), "W": (24, 90)}
+    net = ranged(module, torch.randn(2, 3, 64, 64), dims=dims)
+    for height, width in ((20, 24), (33, 57), (150, 90), (64, 64), (101, 33)):
+        x = torch.randn(2, 3, height, width)
+        found: Any = net(x)
+        with torch.no_grad():
+            torch.testing.assert_close(found, module(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_any_number_of_images(name: str) -> None:
+    torch.manual_seed(0)
+    module = IMAGES[name].eval()
+    net = ranged(module, torch.randn(2, 3, 40, 36), dims={"input": {0: "B"}, "B": (1, 6)})
+    for count in (1, 2, 5, 6):
+        x = torch.randn(count, 3, 40, 36)
+        found: Any = net(x)
+        with torch.no_grad():
+            torch.testing.assert_close(found, module(x), rtol=1e-4, atol=1e-5)

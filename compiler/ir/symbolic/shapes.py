@@ -20,8 +20,8 @@ from ....runtime.symbolic.sizes import Domain, Size, SizeLike, maximum_of, minim
 
 Sizes: TypeAlias = tuple[Any, ...]  # of SizeLike
 _TRUSTED_OPERATORS = """
-    ArgMax ArgMin AveragePool BatchNormalization Conv ConvTranspose CumSum Dropout GatherElements GlobalAveragePool
-    GlobalMaxPool GroupNormalization Hardmax Identity InstanceNormalization LRN LogSoftmax LpPool MaxPool OneHot ReduceL1
+    ArgMax ArgMin BatchNormalization ConvTranspose CumSum Dropout GatherElements GlobalAveragePool
+    GlobalMaxPool GroupNormalization Hardmax Identity InstanceNormalization LRN LogSoftmax OneHot ReduceL1
     ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Softmax
     Transpose Trilu"""
 _TRUSTED = frozenset(_TRUSTED_OPERATORS.split())
@@ -244,6 +244,27 @@ def _gather_nd(question: Question) -> list[Sizes]:
     return [(*indices[:-1], *data[batch + axes :])]
 
 
+def _windows(question: Question) -> list[Sizes]:
+    """Conv and pooling: positions along each side that windows begin at."""
+    shape, node = question.shape(), question.node
+    sides, attributes = shape[2:], node.attributes
+    kernel = list(question.shape(1)[2:]) if node.op_type == "Conv" else list(attributes["kernel_shape"].as_ints())
+    ones = [1] * len(sides)
+
+    def of(name: str, default: list[int]) -> list[int]:
+        return list(attributes[name].as_ints()) if name in attributes else default
+
+    strides, dilations, pads = of("strides", ones), of("dilations", ones), of("pads", [0] * 2 * len(sides))
+    if attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or attributes.get_int("ceil_mode", 0) != 0:
+        raise _UnknownError
+    found = [
+        (side + pads[axis] + pads[axis + len(sides)] - dilations[axis] * (kernel[axis] - 1) - 1) // strides[axis] + 1
+        for axis, side in enumerate(sides)
+    ]
+    channels = question.shape(1)[0] if node.op_type == "Conv" else shape[1]
+    return [(shape[0], channels, *found)] * len(node.outputs)
+
+
 def _as_data(question: Question) -> list[Sizes]:
     return [question.shape()]
 
@@ -309,6 +330,7 @@ def _shape(question: Question) -> list[Sizes]:
 _RULES: dict[str, Callable[[Question], list[Sizes]]] = {
     "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,
+    **dict.fromkeys(("AveragePool", "Conv", "LpPool", "MaxPool"), _windows),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent),
     "Det": _determinant,
     "Expand": _expand,
