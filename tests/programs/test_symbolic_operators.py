@@ -144,6 +144,21 @@ def test_images_of_any_size(name: str) -> None:
             torch.testing.assert_close(found, module(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        '(float[N,3,9,8] x, float[4,3,3,3] w) => (float[N,4,9,8] y) { y = Conv <auto_pad = "SAME_UPPER"> (x, w) }',
+        "(float[N,3,9,8] x) => (float[N,3,5,4] y) { y = MaxPool <kernel_shape = [2, 2], strides = [2, 2], ceil_mode = 1> (x) }",
+    ],
+)
+def test_any_number_of_images_padded_in_any_way(body: str) -> None:
+    model = model_of(f"<{_OPSET}> main {body}")
+    net = compiled(model, dims={"N": (2, 9)})
+    assert "specialised" not in net.report(), net.report()
+    for n in (2, 5, 9):
+        assert_right(net, model, _inputs(model, n, 0))
+
+
 @pytest.mark.parametrize("name", IMAGES)
 def test_any_number_of_images(name: str) -> None:
     torch.manual_seed(0)

@@ -20,8 +20,8 @@ from ....runtime.symbolic.sizes import Domain, Size, SizeLike, maximum_of, minim
 
 Sizes: TypeAlias = tuple[Any, ...]  # of SizeLike
 _TRUSTED_OPERATORS = """
-    ArgMax ArgMin BatchNormalization ConvTranspose CumSum Dropout GatherElements GlobalAveragePool
-    GlobalMaxPool GroupNormalization Hardmax Identity InstanceNormalization LRN LogSoftmax OneHot ReduceL1
+    ArgMax ArgMin AveragePool BatchNormalization Conv ConvTranspose CumSum Dropout GatherElements GlobalAveragePool
+    GlobalMaxPool GroupNormalization Hardmax Identity InstanceNormalization LRN LogSoftmax LpPool MaxPool OneHot ReduceL1
     ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Softmax
     Transpose Trilu"""
 _TRUSTED = frozenset(_TRUSTED_OPERATORS.split())
@@ -67,6 +67,8 @@ def infer_sizes(
     """The shapes of a node's results, dimension by dimension, None where they are unknown; `inferred` are those by ONNX."""
     node = question.node
     rule = _RULES.get(node.op_type) if node.domain == "" else None
+    if rule is _windows and not any(isinstance(side, Size) for side in (question.shapes[0] or ())[2:]):
+        rule = None  # ONNX's inference, which knows all ways of padding
     if is_pointwise:
         rule = _broadcast
     if rule is not None:
