@@ -136,6 +136,20 @@ def test_fewer_bytes(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", TEMPLATES)
+def test_float32_fast_keeps_its_promise(level: str) -> None:
+    """2e-5 of the norm of the output."""
+    cases = [
+        case_of(rows_of(6, 1024), dtype, 40, block, precision="float32-fast") for dtype, block in (("int8", 0), ("int4", 32))
+    ]
+    for case in cases:
+        case.group = replace(case.group, configuration={"template": TEMPLATES[level][0]})
+    run(cases, target_of(level))
+    for case in cases:
+        distance = case.got[0].astype(np.float64) - case.expected[0]
+        assert np.linalg.norm(distance) <= 2e-5 * np.linalg.norm(case.expected[0].astype(np.float64))
+
+
+@pytest.mark.parametrize("level", TEMPLATES)
 def test_largest_sums(level: str) -> None:
     """Weights and digits at the ends of their ranges: no sum of 16 or 32 bits is too small for them."""
     cases = []
