@@ -46,9 +46,9 @@ _GRU = written(
 )  # fmt: skip
 _IMAGES = written(
     "images (float[N,3,9,9] x) => (float[N,10] y, float[M] z) { h = Conv(x, w) r = Relu(h)"
-    " p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(r) f = Flatten(p) y = MatMul(f, v) k = Constant<value_ints=[-1]>()"
-    " z = Reshape(y, k) }",
-    w=(4, 3, 3, 3), v=(36, 10),
+    " s = Constant<value_floats=[1.0, 1.0, 2.0, 2.0]>() p = Resize<mode = \"linear\">(r, , s) f = Flatten(p) y = MatMul(f, v)"
+    " k = Constant<value_ints=[-1]>() z = Reshape(y, k) }",
+    w=(4, 3, 3, 3), v=(784, 10),
 )  # fmt: skip
 _LAST = written(
     "last (float[T,N,8] x) => (float[1,N,16] h) { y, h = GRU<hidden_size=16>(x, w, r, b) }",
