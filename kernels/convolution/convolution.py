@@ -16,7 +16,7 @@ from math import prod
 from tvm import tirx
 
 from ...runtime.plan import TensorType
-from ...runtime.symbolic.sizes import SizeLike, maximum_of
+from ...runtime.symbolic.sizes import Size, SizeLike, maximum_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, unravel
 from ..cost.convolution import channels_first_cycles
@@ -46,6 +46,8 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         return Refusal(f"no convolution of {source.dtype}")
     if len(source.shape) < 3:
         return Refusal("has no spatial dimension")
+    if group.tolerance.winograd_outputs and any(isinstance(dim, Size) for dim in source.shape):
+        return Refusal(f"a call decides its sizes, and kernels of known ones are 2 to 3 times as fast in {group.precision}")
     window = read_window(group, anchor)
     if anchor.op_type == "ConvTranspose" and prod(window.strides) > _MAX_PHASES:
         return Refusal(f"{prod(window.strides)} phases of output positions, more than {_MAX_PHASES}")

@@ -144,6 +144,15 @@ def test_images_of_any_size(name: str) -> None:
             torch.testing.assert_close(found, module(x), rtol=1e-4, atol=1e-5)
 
 
+def test_faster_kernels_of_known_sizes_are_not_given_up() -> None:
+    """Winograd's and channels-last kernels, which have no ranges: in bfloat16 a batch is padded instead."""
+    dims = {"input": {0: "B"}, "B": (2, 4)}
+    images = torch.randn(2, 3, 40, 36)
+    net = prefuse.compile(IMAGES["stem"].eval(), (images,), dims=dims, precision="bfloat16", cache=False, threads=2)
+    assert "padded to B=4, which no result shows" in net.report()
+    assert "times as fast in bfloat16" in net.report()
+
+
 @pytest.mark.parametrize(
     "body",
     [
