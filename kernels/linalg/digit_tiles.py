@@ -16,7 +16,7 @@ from tvm import tirx
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..microkernels.amx_packing import LINES
 from ..microkernels.amx_unit import ROWS, S8U8_TILES, TILE_WORDS, WORDS
-from ..microkernels.fixed_point import carry_of, fold, magnitudes, store_unit, store_words
+from ..microkernels.fixed_point import carry_of, fold, magnitudes, padded_rows, store_unit, store_words
 from ..microkernels.weight_packing import Sections
 
 LONGEST = 1024  # values of k by one scale, whose sums stay below 2^8 * 2^7 * 2^10; without their zero point float32 holds them
@@ -123,25 +123,12 @@ def cut_into_digits(
     )
     pitch = depth
     if count * stretches.padded != depth:
-        source, pitch = _padded(builder, source, rows, stretches), count * stretches.padded
+        source = padded_rows(builder, source, rows, depth, stretches.length, stretches.padded)
+        pitch = count * stretches.padded
     with builder.chunks(rows * count, rows * depth) as place:
         row, stretch = builder.bind(tirx.floordiv(place, count)), builder.bind(tirx.floormod(place, count))
         _cut_stretch(builder, fixed, source, builder.bind(row * pitch + stretch * stretches.padded), (row, stretch), middle)
     return fixed
-
-
-def _padded(builder: KernelBuilder, source: Buffer, rows: int, stretches: Stretches) -> Buffer:
-    """A copy of the rows whose stretches are filled up with zeros to whole steps."""
-    count, length, padded, depth = stretches.count, stretches.length, stretches.padded, stretches.sections.depth
-    copy, zero = builder.workspace(rows * count * padded, "float32"), tirx.const(0, "float32")
-    with builder.chunks(rows * count, rows * depth) as place:
-        row, stretch = builder.bind(tirx.floordiv(place, count)), builder.bind(tirx.floormod(place, count))
-        origin, target = builder.bind(row * depth + stretch * length), builder.bind(place * padded)
-        size = builder.bind(tirx.min(depth - stretch * length, length))
-        builder.dynamic_vector_loop(0, size, _LANES, lambda i: builder.store(copy, target + i, source[origin + i]))
-        with builder.loop(padded - size, name="i") as i:
-            builder.store(copy, target + size + i, zero)
-    return copy
 
 
 def _cut_stretch(

@@ -55,9 +55,10 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     weights = stored_weights(group, target)
     if isinstance(weights, Refusal):
         return weights
-    kernel = _DigitTilesKernel(group, anchor_of(group), target, weights)
-    if isinstance(kernel.a.lines, Size):
+    anchor = anchor_of(group)
+    if any(isinstance(dim, Size) for dim in group.types[anchor.inputs[0]].shape):
         return Refusal("the number of rows is known only when it is called")
+    kernel = _DigitTilesKernel(group, anchor, target, weights)
     if kernel.a.depth == 0 or kernel.a.lines == 0 or kernel.b.lines == 0:
         return Refusal("is empty")
     return Candidate(kernel.estimate(), kernel.build, stored_runs=(kernel.b.lines,))
@@ -92,7 +93,7 @@ class _DigitTilesKernel(WeightsKernel):
     def _cycles(self, has_units: bool) -> float:
         rows, stretches, b_digits = self.a.lines, self._stretches(has_units), self._b_digits(has_units)
         pairs = alone = 0
-        for _, size, count in _chunks(rows) if isinstance(rows, int) else ():
+        for _, size, count in _chunks(rows):
             tiles = ceil(self.digits * size / ROWS)
             for _, first in tile_blocks(tiles, size, self.digits, b_digits):
                 pairs, alone = pairs + count * ((tiles - first) // 2), alone + count * ((tiles - first) % 2)

@@ -95,22 +95,21 @@ def fix_rows(
     )
     pitch = sections.depth
     if count * padded != pitch:
-        source, pitch = _padded(builder, source, rows, sections), count * padded
+        source, pitch = padded_rows(builder, source, rows, sections.depth, sections.length, padded), count * padded
     with builder.chunks(rows * count, rows * sections.depth) as place:
         row, section = builder.bind(tirx.floordiv(place, count)), builder.bind(tirx.floormod(place, count))
         _fix_section(builder, fixed, source, builder.bind(row * pitch + section * padded), place, middle)
     return fixed
 
 
-def _padded(builder: KernelBuilder, source: Buffer, rows: int, sections: Sections) -> Buffer:
-    """A copy of rows whose sections are padded with zeros to whole words."""
-    count, length, padded = sections.count, sections.length, sections.words * sections.numbers
-    copy, lanes = builder.workspace(rows * count * padded, "float32"), builder.lanes("float32")
-    zero = tirx.const(0, "float32")
-    with builder.chunks(rows * count, rows * sections.depth) as place:
-        row, section = builder.bind(tirx.floordiv(place, count)), builder.bind(tirx.floormod(place, count))
-        origin, target = builder.bind(row * sections.depth + section * length), builder.bind(place * padded)
-        size = builder.bind(tirx.min(sections.depth - section * length, length))
+def padded_rows(builder: KernelBuilder, source: Buffer, rows: int, depth: int, length: int, padded: int) -> Buffer:
+    """A copy of rows of `depth` elements whose stretches of `length` are filled up with zeros to `padded`."""
+    count, lanes = -(-depth // length), builder.lanes("float32")
+    copy, zero = builder.workspace(rows * count * padded, "float32"), tirx.const(0, "float32")
+    with builder.chunks(rows * count, rows * depth) as place:
+        row, number = builder.bind(tirx.floordiv(place, count)), builder.bind(tirx.floormod(place, count))
+        origin, target = builder.bind(row * depth + number * length), builder.bind(place * padded)
+        size = builder.bind(tirx.min(depth - number * length, length))
         builder.dynamic_vector_loop(0, size, lanes, lambda i: builder.store(copy, target + i, source[origin + i]))
         with builder.loop(padded - size, name="i") as i:
             builder.store(copy, target + size + i, zero)
