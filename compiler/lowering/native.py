@@ -17,7 +17,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from ...kernels.codegen import cache_lines, lane_masks
+from ...kernels.codegen import cache_lines, lane_masks, work_stealing
 from ...kernels.expressions import ldexp
 from ...kernels.formats import bfloat16, bfloat16_emulation, digits, int8
 from ...kernels.microkernels import amx_emulation
@@ -97,7 +97,7 @@ def compile_module(module: Any, target: Target) -> Any:
 
 def _kernel_functions(target: Target) -> str:
     """The functions in LLVM's IR that kernels call, for instructions that TVM has not."""
-    functions = cache_lines.LLVM_FUNCTIONS + lane_masks.LLVM_FUNCTIONS + ldexp.LLVM_FUNCTIONS
+    functions = cache_lines.LLVM_FUNCTIONS + lane_masks.LLVM_FUNCTIONS + ldexp.LLVM_FUNCTIONS + work_stealing.LLVM_FUNCTIONS
     functions += _bfloat16_functions(target) + int8.llvm_functions(target) + digits.llvm_functions(target)
     if target.level == AMX_EMULATED:
         functions += amx_emulation.LLVM_FUNCTIONS

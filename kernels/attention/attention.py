@@ -21,7 +21,8 @@ from tvm import tirx
 
 from ...runtime.symbolic.sizes import Size, estimate, hint_of, maximum_of
 from ...runtime.target import Target
-from ..codegen.builder import Expr, Index, KernelBuilder, share
+from ..codegen.builder import Expr, Index, KernelBuilder
+from ..codegen.work_stealing import Shares, share
 from ..cost.amx import tile_product_cycles, vector_product_cycles
 from ..cost.operations import operations_of
 from ..formats.format import Format, Storage, format_for, plain
@@ -231,16 +232,17 @@ class _Kernel:
         groups = (*form.batch[:-1], form.batch[-1] // self.shared) if form.batch else ()
         heads, blocks = prod(groups), ceil(form.queries / self.block_rows)
         cost = pointwise_cost(form.group) + operations_of("Softmax")
-        threads = builder.threads_for(self.flops // 16 + heads * form.queries * form.keys * cost)
+        work = self.flops // 16 + heads * form.queries * form.keys * cost
+        threads = builder.threads_for(work)
         with estimate():  # of runs that a call has no blocks for, nothing comes
             least = ceil(form.queries / _RUNNING_ROWS) if self.is_running else 1
             chunks = head_chunks(hint_of(heads), hint_of(blocks), threads, least)
+        shares = Shares(builder, threads, heads * chunks, work)
         with builder.loop(threads, "parallel", "thread") as thread:
             scratch = self._scratch(thread, threads, ceil(blocks / chunks) * self.block_rows)
             if self.unit is not None:
                 self.unit.configure()
-            begin, end = share(thread, threads, heads * chunks)
-            with builder.loop(end - begin, name="task") as i:
+            with shares.of(thread) as (begin, end), builder.loop(end - begin, name="task") as i:
                 *batch, chunk = bound_unravel(builder, builder.bind(begin + i), (*groups, chunks))
                 if self.shared > 1:  # the first of the heads that share K and V
                     batch[-1] = builder.bind(batch[-1] * self.shared)

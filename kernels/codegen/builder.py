@@ -25,6 +25,7 @@ from ..formats.minifloat import is_coded
 from ..groups.configuration import Choice, Configuration
 from .cache_lines import bytes_to_line
 from .dimensions import lower_size, table_of_kernel
+from .work_stealing import Shares
 
 Expr: TypeAlias = Any  # a tirx expression or a Python number; tvm ships no types
 Buffer: TypeAlias = Any
@@ -171,19 +172,25 @@ class KernelBuilder:
                 yield i
             return
         threads = min(self.threads_for(work), max(extent, 1))
-        with self.loop(threads, "parallel", "thread") as thread:
-            begin, end = share(thread, threads, extent)
-            with self.loop(end - begin if threads > 1 else extent, name="chunk") as i:
-                yield self.bind(begin + i)
+        shares = Shares(self, threads, extent, work)
+        with (
+            self.loop(threads, "parallel", "thread") as thread,
+            shares.of(thread) as (begin, end),
+            self.loop(end - begin if threads > 1 else extent, name="chunk") as i,
+        ):
+            yield self.bind(begin + i)
 
     @contextmanager
     def dynamic_chunks(self, extent: Expr, work: int) -> Iterator[Expr]:
         """The same over an extent known only as an expression; `work` is that of the largest."""
         threads = self.threads_for(work)
-        with self.loop(threads, "parallel", "thread") as thread:
-            begin, end = share(thread, threads, extent)
-            with self.loop(end - begin, name="chunk") as i:
-                yield self.bind(begin + i)
+        shares = Shares(self, threads, extent, work)
+        with (
+            self.loop(threads, "parallel", "thread") as thread,
+            shares.of(thread) as (begin, end),
+            self.loop(end - begin, name="chunk") as i,
+        ):
+            yield self.bind(begin + i)
 
     @contextmanager
     def while_true(self, condition: Expr) -> Iterator[None]:
@@ -343,13 +350,6 @@ class KernelBuilder:
         if not body:
             return tirx.Evaluate(tirx.const(0, "int32"))
         return body[0] if len(body) == 1 else tirx.SeqStmt(body)
-
-
-def share(thread: Expr, threads: int, extent: int) -> tuple[Expr, Expr]:
-    """[begin, end) of the share of [0, extent) that belongs to one of `threads`."""
-    if threads == 1:
-        return 0, extent
-    return tirx.floordiv(thread * extent, threads), tirx.floordiv((thread + 1) * extent, threads)
 
 
 def row_major(index: Sequence[Expr], shape: Sequence[int]) -> Expr:

@@ -17,7 +17,8 @@ from math import ceil, prod
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
+from ..codegen.work_stealing import Shares
 from ..cost.convolution import (
     channels_last_cycles,
     channels_last_tiles,
@@ -417,11 +418,13 @@ def deal(builder: KernelBuilder, extents: dict[str, int], work: int, body: Calla
     """
     threads = builder.threads_for(work)
     split = builder.choose("split", split_options(list(extents), extents, threads))
+    shares = Shares(builder, threads, extents[split], work)
     with ExitStack() as loops:
         thread = loops.enter_context(builder.loop(threads, "parallel", "thread"))
+        own = loops.enter_context(shares.of(thread))
         place: dict[str, Expr] = {}
         for axis, extent in extents.items():
-            begin, end = share(thread, threads, extent) if axis == split else (0, extent)
+            begin, end = own if axis == split else (0, extent)
             i = loops.enter_context(builder.loop(end - begin, name=axis))
             place[axis] = builder.bind(begin + i) if threads > 1 and axis == split else i
         body(place)

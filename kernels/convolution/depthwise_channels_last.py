@@ -19,7 +19,8 @@ from math import ceil, prod
 
 from tvm import tirx
 
-from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
+from ..codegen.work_stealing import share
 from ..formats.bfloat16 import high, low
 from ..groups.group import Op
 from ..microkernels.packing import PackPanels, pack_in_kernel

@@ -14,7 +14,8 @@ from math import ceil, prod
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..codegen.builder import Buffer, Expr, Index, row_major, share, unravel
+from ..codegen.builder import Buffer, Expr, Index, row_major, unravel
+from ..codegen.work_stealing import Shares
 from ..cost.amx import OVERLAP, STREAMED_SHARE, memory_share, tile_convolution_cycles
 from ..cost.estimate import Estimate, epilogue_cycles
 from ..formats.format import BF16X1, Format, formats_for
@@ -205,14 +206,20 @@ class TiledWindows:
         dots = sum(prod(self._extents(product).values()) * prod(self._steps(product)) * 4 for product in products)
         threads = builder.threads_for(dots * _WORK_PER_DOT)
         bands = builder.workspace(threads * image.elements, image.product.numbers) if whole is None else None
+        blocks = [prod(self._extents(product).values()) for product in products]
+        extents = [image.source.shape[0] * self._bands_of_image(products)] if whole is None else blocks
+        work = dots * _WORK_PER_DOT // len(extents)
+        shares = [Shares(builder, threads, extent, work) for extent in extents]
         with tile_threads(builder, self.unit, threads) as (thread, sums):
             if whole is None:
                 copy = Scratch(bands, builder.bind(thread * image.elements))
-                self._bands(products, weights, copy, (thread, threads), sums, padding)
+                image.clear_end(builder, copy)
+                with shares[0].of(thread) as run:
+                    self._bands(products, weights, copy, run, sums, padding)
             else:
-                for product, one in zip(products, weights, strict=True):
-                    of = share(thread, threads, prod(self._extents(product).values()))
-                    self._blocks(product, _Rows(whole, 0, image.positions(product.outputs)), one, of, sums)
+                for product, one, dealt in zip(products, weights, shares, strict=True):
+                    with dealt.of(thread) as run:
+                        self._blocks(product, _Rows(whole, 0, image.positions(product.outputs)), one, run, sums)
         outer, inplace = self.form.outer, self.form.same_place_operands(builder)
         return finish(template, builder, outer, flops=self._flops(products), packed=self.packed, inplace=inplace)
 
@@ -221,15 +228,12 @@ class TiledWindows:
         products: Sequence[WindowProduct],
         weights: Sequence[_Weights],
         copy: Scratch,
-        thread_of: tuple[Expr, int],
+        run: tuple[Expr, Expr],
         sums: Scratch,
         padding: Expr,
     ) -> None:
-        """A thread's share of the bands of all images, each copied and multiplied before the next."""
-        builder, image = self.builder, self.image
-        of_image = ceil(max(product.outputs[1] for product in products) / image.band)
-        image.clear_end(builder, copy)
-        begin, end = share(*thread_of, image.source.shape[0] * of_image)
+        """A run [begin, end) of the bands of all images, each copied and multiplied before the next."""
+        builder, image, of_image, (begin, end) = self.builder, self.image, self._bands_of_image(products), run
         with builder.loop(builder.bind(end - begin), name="band") as number:
             at, band = (builder.bind(part) for part in unravel(builder.bind(begin + number), (image.source.shape[0], of_image)))
             first = builder.bind(band * image.band)
@@ -240,6 +244,9 @@ class TiledWindows:
                 rows = _Rows(copy, first, builder.bind(positions), at)
                 blocks = tirx.floordiv(rows.positions + (LINES - 1), LINES) * self._columns(product)
                 self._blocks(product, rows, replace(one, is_far=False), (0, builder.bind(blocks)), sums)
+
+    def _bands_of_image(self, products: Sequence[WindowProduct]) -> int:
+        return ceil(max(product.outputs[1] for product in products) / self.image.band)
 
     def _columns(self, product: WindowProduct) -> int:
         """Blocks of 32 columns."""

@@ -21,7 +21,8 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, share, unravel
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, unravel
+from ..codegen.work_stealing import Shares
 from ..cost.convolution import Convolution
 from ..cost.product import product_tiles
 from ..cost.winograd import PAIRED_TILES, WINOGRAD_HALF_OUTPUTS, WinogradChoice, tiles_along, winograd_choice, winograd_choices
@@ -187,8 +188,8 @@ class _Kernel:
         size, blocks = self.size, ceil(self.tiles / self.size)
         inputs = self._matrices(size, self.pitch, self.transformed, threads)
         products = self._matrices(size, self.tile.columns, TYPE, threads)
-        with builder.loop(threads, "parallel", "thread") as thread:
-            begin, end = share(thread, threads, blocks)
+        shares = Shares(builder, threads, blocks, self.flops // _WORK_PER_OPERATION)
+        with builder.loop(threads, "parallel", "thread") as thread, shares.of(thread) as (begin, end):
             mine, made = self._of_thread(inputs, thread), self._of_thread(products, thread)
             with builder.loop(builder.bind(end - begin), name="block") as i:
                 first = builder.bind((begin + i) * size)
@@ -213,8 +214,8 @@ class _Kernel:
             count = builder.bind(tirx.min(self.tiles - first, size))
             with builder.dynamic_chunks(count, self.flops // _WORK_PER_OPERATION) as t:
                 self._transform_input(inputs, t, builder.bind(first + t))
-            with builder.loop(threads, "parallel", "thread") as thread:
-                begin, end = share(thread, threads, panels * pieces)
+            shares = Shares(builder, threads, panels * pieces, self.flops // _WORK_PER_OPERATION)
+            with builder.loop(threads, "parallel", "thread") as thread, shares.of(thread) as (begin, end):
                 made = self._of_thread(products, thread)
                 with builder.loop(builder.bind(end - begin), name="piece") as i:
                     panel, piece = (builder.bind(at) for at in unravel(builder.bind(begin + i), (panels, pieces)))

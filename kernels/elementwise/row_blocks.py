@@ -16,7 +16,8 @@ from tvm import tirx
 
 from ...runtime.plan import TensorType
 from ...runtime.symbolic.sizes import Size
-from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major, share, unravel
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major, unravel
+from ..codegen.work_stealing import Shares
 from ..cost.operations import operations_of
 from ..formats.minifloat import is_coded
 from ..groups.group import Group, Op
@@ -206,14 +207,14 @@ def map_blocks(builder: KernelBuilder, cut: RowBlocks, lanes: int, work: int) ->
     """
     units = prod(cut.outer) * cut.blocks
     threads = min(builder.threads_for(work), units)
+    shares = Shares(builder, threads, units, work)
     with builder.loop(threads, "parallel", "thread") as thread:
         buffers = {name: _buffer(builder, cut, name, cut.elements) for name in cut.spread}
         start = _Block(builder, cut, (0,) * cut.axis, 0, cut.rows)
         for name, buffer in buffers.items():
             if cut.is_constant(name):
                 start.spread(name, buffer)
-        begin, end = share(thread, threads, units)
-        with builder.loop(end - begin if threads > 1 else units, name="chunk") as i:
+        with shares.of(thread) as (begin, end), builder.loop(end - begin if threads > 1 else units, name="chunk") as i:
             *outer, number = unravel(builder.bind(begin + i), (*cut.outer, cut.blocks))
             first = builder.bind(number * cut.rows)
             is_ragged = cut.shape[cut.axis] % cut.rows != 0

@@ -12,7 +12,8 @@ from tvm import tirx
 
 from ...runtime.symbolic.sizes import estimating, hint_of
 from ...runtime.target import Target
-from ..codegen.builder import Buffer, Expr, share
+from ..codegen.builder import Buffer, Expr
+from ..codegen.work_stealing import Shares
 from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..cost.stored_weights import dequantized_cycles, dequantized_tiles
 from ..formats.format import F32
@@ -78,10 +79,10 @@ class _DequantizedKernel(WeightsKernel):
         threads = max(min(builder.threads_for(flops // WORK_PER_OPERATION), sections.panels), 1)
         block = builder.workspace(threads * size * tile.columns, "float32")
         sums = builder.workspace(threads * padded_rows * tile.columns, "float32")
+        shares = Shares(builder, threads, sections.panels, flops // WORK_PER_OPERATION)
         with builder.loop(threads, "parallel", "thread") as thread:
             scratch = _Scratch(block, thread * (size * tile.columns), sums, thread * (padded_rows * tile.columns))
-            begin, end = share(thread, threads, sections.panels)
-            with builder.loop(end - begin, name="panel") as number:
+            with shares.of(thread) as (begin, end), builder.loop(end - begin, name="panel") as number:
                 panel = builder.bind(begin + number)
                 self._multiply_panel(tile, sections, in_block, panel, words, a, scratch)
         return self.finish(flops)

@@ -10,7 +10,8 @@ from tvm import tirx
 
 from ...runtime.symbolic.sizes import estimating, hint_of
 from ...runtime.target import Target
-from ..codegen.builder import Buffer, Expr, share
+from ..codegen.builder import Buffer, Expr
+from ..codegen.work_stealing import Shares
 from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..cost.stored_weights import fixed_point_cycles, fixed_point_tiles
 from ..formats.digits import DigitUnit, digit_unit
@@ -83,19 +84,22 @@ class _FixedPointKernel(WeightsKernel):
         store = self.store()
         flops = 2 * rows * self.b.lines * self.a.depth
         threads = min(builder.threads_for(flops // WORK_PER_OPERATION), sections.panels)
-        with builder.loop(threads, "parallel", "thread") as thread:
-            begin, end = share(thread, threads, sections.panels)
-            with builder.loop(end - begin, name="panel") as number:
-                panel = builder.bind(begin + number)
-                base = builder.bind(panel * (sections.count * sections.words * sections.tile))
-                with builder.loop(-(-rows // tile.rows), name="tile") as i:
-                    first = builder.bind(i * tile.rows)
-                    places = [builder.bind(tirx.min(first + r, rows - 1)) for r in range(tile.rows)]
-                    with builder.loop(sections.tile // tile.columns, name="part") as part:
-                        left = builder.bind(part * tile.columns)
-                        blocks, column_scale = self._scales(sections, panel, left)
-                        totals = multiply_sections(builder, tile, fixed, places, (words, builder.bind(base + left)), blocks)
-                        self._store_tile(tile, builder.bind(panel * sections.tile + left), first, totals, column_scale, store)
+        shares = Shares(builder, threads, sections.panels, flops // WORK_PER_OPERATION)
+        with (
+            builder.loop(threads, "parallel", "thread") as thread,
+            shares.of(thread) as (begin, end),
+            builder.loop(end - begin, name="panel") as number,
+        ):
+            panel = builder.bind(begin + number)
+            base = builder.bind(panel * (sections.count * sections.words * sections.tile))
+            with builder.loop(-(-rows // tile.rows), name="tile") as i:
+                first = builder.bind(i * tile.rows)
+                places = [builder.bind(tirx.min(first + r, rows - 1)) for r in range(tile.rows)]
+                with builder.loop(sections.tile // tile.columns, name="part") as part:
+                    left = builder.bind(part * tile.columns)
+                    blocks, column_scale = self._scales(sections, panel, left)
+                    totals = multiply_sections(builder, tile, fixed, places, (words, builder.bind(base + left)), blocks)
+                    self._store_tile(tile, builder.bind(panel * sections.tile + left), first, totals, column_scale, store)
         return self.finish(flops)
 
     def _scales(self, sections: Sections, panel: Expr, left: Expr) -> tuple[BlockScales, Callable[[Expr], Expr] | None]:

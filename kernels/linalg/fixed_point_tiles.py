@@ -18,7 +18,8 @@ from tvm import tirx
 
 from ...runtime.symbolic.sizes import Size
 from ...runtime.target import Target
-from ..codegen.builder import Buffer, Expr, share
+from ..codegen.builder import Buffer, Expr
+from ..codegen.work_stealing import Shares
 from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..cost.stored_weights import DigitWork, digit_tile_cycles
 from ..groups.group import Group, Op
@@ -120,13 +121,13 @@ class _DigitTilesKernel(WeightsKernel):
         scratch = builder.workspace(threads * tile_words, "int32")
         units = builder.workspace(threads * LINES, "float32")
         totals = builder.workspace(threads * rows * LINES, "float32")
+        shares = Shares(builder, threads, s.panels, flops // WORK_PER_OPERATION)
         with tile_threads(builder, self.unit, threads, self.digits * self.b_digits) as (thread, sums):
-            begin, end = share(thread, threads, s.panels)
             own, unit, result = (
                 Scratch(buffer, builder.bind(thread * size))
                 for buffer, size in ((scratch, tile_words), (units, LINES), (totals, rows * LINES))
             )
-            with builder.loop(end - begin, name="panel") as number:
+            with shares.of(thread) as (begin, end), builder.loop(end - begin, name="panel") as number:
                 panel = builder.bind(begin + number)
                 scales = self._scales(panel)
                 with builder.loop(stretches.count, name="stretch") as stretch:

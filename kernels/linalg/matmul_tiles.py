@@ -20,7 +20,8 @@ from tvm import tirx
 
 from ...runtime.symbolic.sizes import Size, SizeLike, estimate, estimating, greatest_of, hint_of, least_of
 from ...runtime.target import Target
-from ..codegen.builder import Buffer, Expr, share, unravel
+from ..codegen.builder import Buffer, Expr, unravel
+from ..codegen.work_stealing import Shares
 from ..cost.amx import OVERLAP, STREAMED_SHARE, memory_share, tile_product_cycles
 from ..cost.estimate import Estimate, epilogue_cycles, with_bytes
 from ..formats.format import formats_for
@@ -45,6 +46,8 @@ from .matmul import MatMulKernel, Side
 
 _NEAR_SHARE = 0.5  # of L2, for packed rows of A that stay there beside a panel of B and the next one
 _PREFETCHED_SHARE = 1 / 16  # of L2, for weights that are worth prefetching: those that L2 would hold come from memory in a model
+_RUNS = 4  # of a thread, if they are not shorter than:
+_LEAST_RUN = 4  # panels of rows
 _WORK_PER_DOT = 16  # cycles of a product of two tiles, which is 16384 multiply-adds
 _BAD_STRIDE_BYTES = 2048  # a pitch in whose multiples 32 rows fall into two sets of L1
 WEIGHTS, TILES, PLAIN = "weights", "tiles", "plain"  # the choice of how a constant B lies in memory
@@ -134,13 +137,17 @@ class AmxProduct(MatMulKernel):
             return 1
         return self.rows if self._reads_rows() else ceil(self.rows / max(self.near_bytes // panel_bytes, 1))
 
+    @property
+    def _work(self) -> int:
+        """Scalar operations of the whole."""
+        return self.matrices * self.rows * self.columns * self.steps * 4 * _WORK_PER_DOT
+
     def build(self) -> BuiltKernel:
         builder = self.builder
         if self.splits_b:
             self._split_and_walk()
             return self.finish(self.flops)
-        dots = self.matrices * self.rows * self.columns * self.steps * 4
-        threads = builder.threads_for(dots * _WORK_PER_DOT)
+        threads = builder.threads_for(self._work)
         b = self._constant_panels(self.b, True) if self.b.name in self.group.constants else self._packed_panels(self.b, True)
         packer = self._packer(self.a, False)
         a_bytes = 4 * packer.panel_words * packer.panels * prod(self.a.batch)
@@ -284,8 +291,8 @@ class AmxProduct(MatMulKernel):
             "batch": self.matrices,
             **({"n": self.columns, "m": self.rows} if columns_outside else {"m": self.rows, "n": self.columns}),
         }
-        with tile_threads(builder, self.unit, threads) as (thread, sums):
-            begin, end = share(thread, threads, prod(extents.values()))
+        shares = Shares(builder, threads, prod(extents.values()), self._work)
+        with tile_threads(builder, self.unit, threads) as (thread, sums), shares.of(thread) as (begin, end):
 
             def place(block: Expr) -> Place:
                 parts = unravel(builder.bind(begin + block), tuple(extents.values()))
@@ -319,12 +326,12 @@ class AmxProduct(MatMulKernel):
     def _split_and_walk(self) -> None:
         """Each thread splits its panels of B, one by one, and multiplies all of A by each."""
         builder, panel_words = self.builder, self.steps * self.terms * TERM_WORDS
-        threads = builder.threads_for(self.rows * self.columns * self.steps * 4 * _WORK_PER_DOT)
+        threads = builder.threads_for(self._work)
         a = self._packed_panels(self.a, False)
         scratch = builder.workspace(threads * panel_words, "uint32")
-        with tile_threads(builder, self.unit, threads) as (thread, sums):
+        shares = Shares(builder, threads, self.columns, self._work)
+        with tile_threads(builder, self.unit, threads) as (thread, sums), shares.of(thread) as (begin, end):
             near = builder.bind(thread * panel_words)
-            begin, end = share(thread, threads, self.columns)
             with builder.loop(end - begin, name="columns") as i:
                 n = builder.bind(begin + i)
                 self._pack_panels(self._splitter(self.b, n), scratch, near, self.b.matrix_of(self.batch, 0), n, 1)
@@ -342,12 +349,13 @@ class AmxProduct(MatMulKernel):
         """Each thread packs as many panels of its rows of A as L2 holds and multiplies them by all panels of B, in turn."""
         builder, size = self.builder, packer.panel_elements
         of_thread = hint_of(ceil(self.matrices * self.rows / threads))
-        panels = max(min(self.near_bytes // (4 * packer.panel_words), of_thread, hint_of(self.rows)), 1)
+        balanced = max(ceil(of_thread / _RUNS), min(of_thread, _LEAST_RUN)) if threads > 1 else of_thread
+        panels = max(min(self.near_bytes // (4 * packer.panel_words), balanced, hint_of(self.rows)), 1)
         scratch = builder.workspace(threads * panels * size, self.product.numbers)
         extents = self.matrices, ceil(self.rows / panels)
-        with tile_threads(builder, self.unit, threads) as (thread, sums):
+        shares = Shares(builder, threads, prod(extents), self._work)
+        with tile_threads(builder, self.unit, threads) as (thread, sums), shares.of(thread) as (begin, end):
             near = builder.bind(thread * (panels * size))
-            begin, end = share(thread, threads, prod(extents))
             with builder.loop(end - begin, name="rows") as i:
                 batch, part = (builder.bind(place) for place in unravel(builder.bind(begin + i), extents))
                 first = builder.bind(part * panels)

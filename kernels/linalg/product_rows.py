@@ -13,7 +13,8 @@ from math import ceil, prod
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..codegen.builder import Buffer, Expr, Index, row_major, share
+from ..codegen.builder import Buffer, Expr, Index, row_major
+from ..codegen.work_stealing import Shares
 from ..cost.product import product_block_bytes
 from ..groups.group import Group, Op
 from ..microkernels.register_tile import WORK_PER_OPERATION, Plane, Tile, TileProduct, emit_tile, tile_options
@@ -107,9 +108,10 @@ class _ProductRows(MatMulKernel):
         scratch = row_scratch(form, builder, blocks.threads)
         load_a = self.copy_rows_apart() if self.has_set_conflicts() else self._in_place(self.a)
         load_b = self._panels(self.b, blocks.tile.columns, self._constant(self.b, blocks.tile.columns))
-        with builder.loop(blocks.threads, "parallel", "thread") as thread:
-            begin, end = share(thread, blocks.threads, blocks.tiles)
-            with builder.loop(ceil(ceil(blocks.tiles / blocks.threads) / blocks.in_block), name="block") as i:
+        shares = Shares(builder, blocks.threads, blocks.tiles, flops // WORK_PER_OPERATION + work)
+        with builder.loop(blocks.threads, "parallel", "thread") as thread, shares.of(thread) as (begin, end):
+            in_run = builder.bind(tirx.floordiv(end - begin + (blocks.in_block - 1), blocks.in_block))
+            with builder.loop(in_run, name="block") as i:
                 first = builder.bind(begin + i * blocks.in_block)
                 count = builder.bind(tirx.max(tirx.min(end - first, blocks.in_block), 0))
                 start = builder.bind(first * blocks.tile.rows)

@@ -15,7 +15,8 @@ from math import ceil
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..codegen.builder import Expr, Index, KernelBuilder, share, unravel
+from ..codegen.builder import Expr, Index, KernelBuilder, unravel
+from ..codegen.work_stealing import Shares
 from ..cost.estimate import with_bytes, with_epilogue
 from ..cost.strassen import StrassenChoice, strassen_choices
 from ..formats.format import F32
@@ -87,8 +88,8 @@ class StrassenProduct:
         self.sums = builder.workspace(one.products * self.sum_stride, TYPE)
         self.made = builder.workspace(threads * one.products * self.made_stride, TYPE)
         self._add_blocks()
-        with builder.loop(threads, "parallel", "thread") as thread:
-            begin, end = share(thread, threads, self.panels * self.parts)
+        shares = Shares(builder, threads, self.panels * self.parts, flops // WORK_PER_OPERATION)
+        with builder.loop(threads, "parallel", "thread") as thread, shares.of(thread) as (begin, end):
             mine = builder.bind(thread * (one.products * self.made_stride))
             with builder.loop(builder.bind(end - begin), name="part") as i:
                 panel, part = (builder.bind(at) for at in unravel(builder.bind(begin + i), (self.panels, self.parts)))

@@ -14,7 +14,8 @@ from math import ceil, prod
 
 from tvm import tirx
 
-from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, share
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
+from ..codegen.work_stealing import Shares
 from ..cost.amx import LEAST_STEPS
 from .amx_packing import LINES
 from .amx_unit import BF16_TILES, COLUMNS, DEPTH, ROWS, WORDS, TileDot, TileUnit
@@ -84,10 +85,13 @@ def tile_chunks(
     Yields an iteration and the thread's scratch for the sums of `blocks` blocks of C.
     """
     threads = min(builder.threads_for(work), max(extent, 1))
-    with tile_threads(builder, unit, threads, blocks) as (thread, sums):
-        begin, end = share(thread, threads, extent)
-        with builder.loop(end - begin if threads > 1 else extent, name="chunk") as i:
-            yield builder.bind(begin + i), sums
+    shares = Shares(builder, threads, extent, work)
+    with (
+        tile_threads(builder, unit, threads, blocks) as (thread, sums),
+        shares.of(thread) as (begin, end),
+        builder.loop(end - begin if threads > 1 else extent, name="chunk") as i,
+    ):
+        yield builder.bind(begin + i), sums
 
 
 class AmxMicroKernel:

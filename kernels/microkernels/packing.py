@@ -13,7 +13,8 @@ from tvm import tirx
 
 from ...runtime.hardware.machine import LINE_BYTES
 from ...runtime.plan import TensorType
-from ..codegen.builder import Buffer, Expr, KernelBuilder, row_major, share, unravel
+from ..codegen.builder import Buffer, Expr, KernelBuilder, row_major, unravel
+from ..codegen.work_stealing import share
 
 SHARED_VECTORS = 2  # of float32, a panel of B that kernels for any number of rows read: two tiles of AMX
 _AHEAD_BYTES = 16 * 1024  # prefetch distance in a panel: hardware prefetches no further than the page it reads

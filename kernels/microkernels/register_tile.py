@@ -24,7 +24,8 @@ from tvm import tirx
 from ...runtime.hardware.machine import Machine
 from ...runtime.symbolic.shapes import is_one
 from ...runtime.symbolic.sizes import Size, SymbolicSizeError, estimating, hint_of, least_of
-from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, share, unravel
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, unravel
+from ..codegen.work_stealing import Shares
 from ..cost.register_tile import last_rows, ranked_tiles
 from ..formats.format import Format
 from ..formats.multiply_add import multiply_add_of
@@ -143,11 +144,13 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
     split = builder.choose("split", split_options(order, extents, threads))
     # Each panel meets all tiles of rows, on one thread: these may divide among them what is to be done for the next one.
     parts = hint_of(extents["m"]) if order[-2:] == ["n", "m"] and (threads == 1 or split != "m") else 1
+    shares = Shares(builder, threads, extents[split], product.flops // WORK_PER_OPERATION)
     with ExitStack() as loops:
         thread = loops.enter_context(builder.loop(threads, "parallel", "thread"))
+        own = loops.enter_context(shares.of(thread))
         at: dict[str, Expr] = {}
         for axis in order:
-            begin, end = share(thread, threads, extents[axis]) if axis == split else (0, extents[axis])
+            begin, end = own if axis == split else (0, extents[axis])
             i = loops.enter_context(builder.loop(end - begin, name=axis))
             at[axis] = builder.bind(begin + i) if threads > 1 and axis == split else i
         emit_tile(builder, product, at["batch"], at["m"], at["n"], parts)

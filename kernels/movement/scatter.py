@@ -16,8 +16,9 @@ from tvm import tirx
 
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
-from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, share
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..codegen.gpu_builder import GpuBuilder
+from ..codegen.work_stealing import share
 from ..expressions import math
 from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel

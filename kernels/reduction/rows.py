@@ -17,7 +17,8 @@ from tvm import tirx
 from ...runtime.hardware.machine import Machine
 from ...runtime.symbolic.sizes import Size, SizeLike, estimating, hint_of
 from ...runtime.target import Target
-from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major, share
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major
+from ..codegen.work_stealing import Shares
 from ..cost.estimate import Estimate, with_bytes
 from ..cost.memory import parallel_work
 from ..cost.pointwise import LoopBody, operator_body, pointwise_body, vector_steps
@@ -123,14 +124,17 @@ def row_operands(form: RowForm, group: Group) -> tuple[tuple[int, str], ...]:
 
 
 def emit_in_turns(form: RowForm, builder: KernelBuilder, work: int) -> None:
-    """The rows, dealt to the threads in fixed shares; a thread computes one after the other."""
+    """The rows, dealt to the threads; a thread computes one after the other."""
     rows = prod(form.outer)
     threads = builder.threads_for(work) if isinstance(rows, Size) else min(builder.threads_for(work), rows)
     scratch = row_scratch(form, builder, threads)
-    with builder.loop(threads, "parallel", "thread") as thread:
-        begin, end = share(thread, threads, rows)
-        with builder.loop(end - begin, name="row") as i:
-            emit_row(form, builder, builder.bind(begin + i), thread, scratch)
+    shares = Shares(builder, threads, rows, work)
+    with (
+        builder.loop(threads, "parallel", "thread") as thread,
+        shares.of(thread) as (begin, end),
+        builder.loop(end - begin, name="row") as i,
+    ):
+        emit_row(form, builder, builder.bind(begin + i), thread, scratch)
 
 
 def row_scratch(form: RowForm, builder: KernelBuilder, threads: int) -> dict[str, Buffer]:

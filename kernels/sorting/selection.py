@@ -14,7 +14,8 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..codegen.builder import Expr, KernelBuilder, int32_of, share, unravel
+from ..codegen.builder import Expr, KernelBuilder, int32_of, unravel
+from ..codegen.work_stealing import share
 from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..codegen.builder import Buffer, Expr, KernelBuilder, share
+from ..codegen.builder import Buffer, Expr, KernelBuilder
+from ..codegen.work_stealing import Shares
 from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder
@@ -44,10 +45,10 @@ def build(group: Group, target: Target) -> BuiltKernel:
         group, op, builder, classes, boxes, room, builder.workspace(lists * room, "int32"), _Corners(builder, threads, room)
     )
     lengths, keys = builder.workspace(lists, "int32"), builder.workspace(threads * boxes, "int64")
+    shares = Shares(builder, threads, lists, work)
     with builder.loop(threads, "parallel", "thread") as thread:
         entries = Entries(builder, keys, None, builder.bind(thread * boxes))
-        begin, end = share(thread, threads, lists)
-        with builder.loop(end - begin, name="list") as i:
+        with shares.of(thread) as (begin, end), builder.loop(end - begin, name="list") as i:
             number = builder.bind(begin + i)
             builder.store(lengths, number, suppression.select(number, entries, thread))
     suppression.store(lists, lengths)

@@ -17,8 +17,9 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..codegen.builder import Buffer, Expr, KernelBuilder, share
+from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..codegen.lane_masks import first_lane, lanes_not_above
+from ..codegen.work_stealing import Shares
 from ..groups.group import Group
 from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder
@@ -69,14 +70,17 @@ def build(group: Group, target: Target) -> BuiltKernel:
             kept,
             bool(op.attribute("largest", 1)),
         )
-        with builder.loop(threads, "parallel", "thread") as thread:
-            begin, end = share(thread, threads, rows)
-            with builder.loop(end - begin, name="row") as i:
-                row = builder.bind(begin + i)
-                outer, column = builder.bind(tirx.floordiv(row, inner)), builder.bind(tirx.floormod(row, inner))
-                start = builder.bind(outer * (length * inner) + column)
-                selection.select(thread, start)
-                _store(group, selection, thread, builder.bind(outer * (kept * inner) + column), start)
+        shares = Shares(builder, threads, rows, work)
+        with (
+            builder.loop(threads, "parallel", "thread") as thread,
+            shares.of(thread) as (begin, end),
+            builder.loop(end - begin, name="row") as i,
+        ):
+            row = builder.bind(begin + i)
+            outer, column = builder.bind(tirx.floordiv(row, inner)), builder.bind(tirx.floormod(row, inner))
+            start = builder.bind(outer * (length * inner) + column)
+            selection.select(thread, start)
+            _store(group, selection, thread, builder.bind(outer * (kept * inner) + column), start)
     return finish("topk", builder, group, flops=work)
 
 
