@@ -46,8 +46,7 @@ from .matmul import MatMulKernel, Side
 
 _NEAR_SHARE = 0.5  # of L2, for packed rows of A that stay there beside a panel of B and the next one
 _PREFETCHED_SHARE = 1 / 16  # of L2, for weights that are worth prefetching: those that L2 would hold come from memory in a model
-_RUNS = 4  # of a thread, if they are not shorter than:
-_LEAST_RUN = 4  # panels of rows
+_RUNS = 4  # of a thread, which others can take from it, where these have as many panels of rows
 _WORK_PER_DOT = 16  # cycles of a product of two tiles, which is 16384 multiply-adds
 _BAD_STRIDE_BYTES = 2048  # a pitch in whose multiples 32 rows fall into two sets of L1
 WEIGHTS, TILES, PLAIN = "weights", "tiles", "plain"  # the choice of how a constant B lies in memory
@@ -299,13 +298,14 @@ class AmxProduct(MatMulKernel):
                 at = {axis: builder.bind(part) for axis, part in zip(extents, parts, strict=True)}
                 return at["batch"], at["m"], at["n"]
 
-            def rows(batch: Expr, m: Expr) -> TileOperand:
-                return a(self.a.matrix_of(self.batch, batch), m)
-
             a_share, b_share = (STREAMED_SHARE, 1.0) if columns_outside else (1.0, STREAMED_SHARE)
             a_panels, b_panels = (self.rows, 1) if columns_outside else (1, self.columns)
             streams = self._is_streamed(a_panels, a_share), self._is_streamed(b_panels, b_share)
-            self._blocks(end - begin, place, rows, b, sums, prefetches=columns_outside, streams=streams)
+            self._blocks(end - begin, place, self._of_batch(a), b, sums, prefetches=columns_outside, streams=streams)
+
+    def _of_batch(self, a: PanelAt) -> PanelAt:
+        """Panels of A by the batch of C."""
+        return lambda batch, m: a(self.a.matrix_of(self.batch, batch), m)
 
     def _is_streamed(self, panels: SizeLike, share: float = STREAMED_SHARE) -> bool:
         """Whether so many panels of one term, more than a share of L1, leave it to others: none is there any more when it is
@@ -335,21 +335,14 @@ class AmxProduct(MatMulKernel):
             with builder.loop(end - begin, name="columns") as i:
                 n = builder.bind(begin + i)
                 self._pack_panels(self._splitter(self.b, n), scratch, near, self.b.matrix_of(self.batch, 0), n, 1)
-
-                def place(block: Expr, n: Expr = n) -> Place:
-                    return 0, block, n
-
-                def rows(batch: Expr, m: Expr) -> TileOperand:
-                    return a(self.a.matrix_of(self.batch, batch), m)
-
-                streams = self._is_streamed(self.rows), False
-                self._blocks(self.rows, place, rows, lambda *_: self._panel(scratch, near, words=True), sums, streams=streams)
+                b, streams = self._panel(scratch, near, words=True), (self._is_streamed(self.rows), False)
+                self._blocks(self.rows, lambda m: (0, m, n), self._of_batch(a), lambda *_: b, sums, streams=streams)
 
     def _pack_and_walk(self, packer: StepPacker, b: PanelAt, threads: int) -> None:
         """Each thread packs as many panels of its rows of A as L2 holds and multiplies them by all panels of B, in turn."""
         builder, size = self.builder, packer.panel_elements
         of_thread = hint_of(ceil(self.matrices * self.rows / threads))
-        balanced = max(ceil(of_thread / _RUNS), min(of_thread, _LEAST_RUN)) if threads > 1 else of_thread
+        balanced = min(max(ceil(of_thread / _RUNS), _RUNS), of_thread) if threads > 1 else of_thread
         panels = max(min(self.near_bytes // (4 * packer.panel_words), balanced, hint_of(self.rows)), 1)
         scratch = builder.workspace(threads * panels * size, self.product.numbers)
         extents = self.matrices, ceil(self.rows / panels)
