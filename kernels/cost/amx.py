@@ -29,6 +29,9 @@ _TILE_LINES = 16
 _TILE_BYTES = 1024
 _SUMS_BYTES = 4096  # of a block
 _TERM_PRODUCTS = {1: (1, 1, 1), 2: (3, 2, 2), 3: (6, 3, 4)}  # by terms: their products, loads of a term of A and of B for them
+# Of blocks of three terms over what products and stores alone are: packing and prefetches share the ports of loads, and the unit of
+# a virtual machine is busy with others' products at times (float32 against vectors: factors of 1 to 1.6 measured, docs/kernels/amx.md).
+_SEVERAL_TERMS = 1.6
 # Cycles of a line of sums that is stored from a tile, by how much is kept of L1 between a block and the next: what leaves the
 # sums there, or not; or so much, with sums of several blocks, that each line comes back from L2 one after the other.
 _LINE_CYCLES = (2.2, 4.5, 18.0)
@@ -81,7 +84,8 @@ class _Blocks:
         vectors = lines * (_VECTOR_CYCLES + self.beside)
         if self.is_pipelined and self.steps * _TERM_PRODUCTS[self.terms][0] >= LEAST_STEPS:
             vectors -= (1 - _SEEN) * min(vectors, products, lines * _HIDDEN_CYCLES)
-        return products + lines * self._line_cycles(a_tiles, b_tiles, machine) + vectors
+        whole = products + lines * self._line_cycles(a_tiles, b_tiles, machine) + vectors
+        return whole * (_SEVERAL_TERMS if self.terms == len(_TERM_PRODUCTS) else 1.0)
 
     def _step_cycles(self, a_tiles: int, b_tiles: int, machine: Machine) -> float:
         """Of the products of 16 words of k, with what is seen of the loads beside them; or of the loads, if they are more."""
