@@ -29,8 +29,8 @@ _TILE_LINES = 16
 _TILE_BYTES = 1024
 _SUMS_BYTES = 4096  # of a block
 _TERM_PRODUCTS = {1: (1, 1, 1), 2: (3, 2, 2), 3: (6, 3, 4)}  # by terms: their products, loads of a term of A and of B for them
-# Of blocks of three terms over what products and stores alone are: packing and prefetches share the ports of loads, and the unit of
-# a virtual machine is busy with others' products at times (float32 against vectors: factors of 1 to 1.6 measured, docs/kernels/amx.md).
+# Of blocks of three terms, over their products and stores: packing and prefetches share ports with loads of tiles, and a virtual
+# machine's unit is busy with others' products at times (docs/kernels/amx.md).
 _SEVERAL_TERMS = 1.6
 # Cycles of a line of sums that is stored from a tile, by how much is kept of L1 between a block and the next: what leaves the
 # sums there, or not; or so much, with sums of several blocks, that each line comes back from L2 one after the other.
