@@ -166,7 +166,7 @@ class KernelBuilder:
 
     @contextmanager
     def chunks(self, extent: int, work: int) -> Iterator[Expr]:
-        """A loop over [0, extent), its iterations dealt to the threads in contiguous, nearly equal runs."""
+        """A loop over [0, extent), its iterations dealt to the threads in contiguous runs (`work_stealing`)."""
         if isinstance(extent, Size):
             with self.dynamic_chunks(self.bind(lower_size(extent)), work) as i:
                 yield i
