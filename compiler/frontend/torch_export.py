@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from ..ir.states import declare_states
 from .pytree import Container, Structure, flatten, leaf_paths, unflatten_arguments
 from .torch_decompositions import with_new_values, with_views_of_copies, without_misread_calls
 from .torch_operators import translations
-from .torch_sizes import SizeRules, size_rules
+from .torch_sizes import Assumptions, SizeRules, guards_of, size_rules
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +90,7 @@ def export_module(
         program = _trace(FlatModule(), tuple(leaves), free_axes)
         sizes = None if free_axes is None else size_rules(program, names)
         model, changed = _translate(program, input_names=names)
+        sizes = None if sizes is None else replace(sizes, guards=guards_of(program))
     _forget_wrapper(model)
     _declare_states(model, {buffer.removeprefix(_PREFIX): content for buffer, content in changed.items()})
     return ExportedModule(model, results[-1], sizes)
@@ -102,8 +103,14 @@ def import_exported_program(program: torch.export.ExportedProgram) -> ir.Model:
         UnsupportedModelError: operators of it have no ONNX form; all are named, with their source lines. Or one has none as it
             is called there.
     """
+    assumptions = Assumptions(program)
     with _quiet():
         model, changed = _translate(program)
+    if broken := assumptions.broken():
+        what = f"torch's exporter takes an operator apart in a way that holds only where {broken}"
+        raise UnsupportedModelError(
+            "torch.export.ExportedProgram", what, "export it for such sizes, or compile the module itself"
+        )
     _declare_states(model, changed)
     return model
 

@@ -31,6 +31,9 @@ def translations() -> dict[Operator, Translation]:
         aten.median.default: _median,
         aten.masked_select.default: _masked_select,
         aten._adaptive_avg_pool3d.default: _adaptive_average,
+        aten.adaptive_max_pool1d.default: _adaptive_maximum(1),
+        aten.adaptive_max_pool2d.default: _adaptive_maximum(2),
+        aten.adaptive_max_pool3d.default: _adaptive_maximum(3),
         aten._pdist_forward.default: _pdist,
         aten.copy.default: _copy,
         aten.conv3d.default: _convolve_volume,
@@ -257,6 +260,48 @@ def _adaptive_average(self: Any, output_size: Sequence[int]) -> Any:
         product = op.MatMul(op.Transpose(result, perm=order), matrix)
         result = op.Transpose(product, perm=[order.index(place) for place in range(rank)])
     return result
+
+
+def _adaptive_maximum(axes: int) -> Translation:
+    """Maxima over the boxes of `_adaptive_average` of the last `axes` axes, and which of these axes' elements, in a row, they are."""
+
+    def translated(self: Any, output_size: Sequence[int]) -> Any:
+        from onnxscript.onnx_opset import opset18 as op
+
+        parts, lead = list(output_size) * (axes // len(output_size)), len(self.shape) - axes
+        if set(parts) == {1}:  # of all elements, whose number a call may decide
+            flat = op.Reshape(self, [0] * lead + [-1])
+            shape = [0] * lead + [1] * axes
+            return op.Reshape(op.ReduceMax(flat, [-1]), shape), op.Reshape(op.ArgMax(flat, axis=-1), shape)
+        boxes, places = _boxes(self, parts, lead)
+        first = op.ArgMax(boxes, axis=-1)  # [..., parts]
+        spread = op.Expand(places, op.Shape(boxes))
+        return op.ReduceMax(boxes, [-1], keepdims=0), op.Squeeze(op.GatherElements(spread, first, axis=-1), [-1])
+
+    return translated
+
+
+def _boxes(self: Any, parts: Sequence[int], lead: int) -> tuple[Any, Any]:
+    """The elements of each box [..., parts, elements], and which of a plane they are [parts, elements]. Boxes have as many as the
+    largest, its last ones more than once where there are fewer."""
+    import numpy as np
+    import onnx_ir as ir
+    from onnxscript.onnx_opset import opset18 as op
+
+    sizes = self.shape[lead:]
+    if not all(isinstance(size, int) for size in sizes):
+        raise UnsupportedModelError("adaptive_max_pool", f"a plane of {sizes} elements", "fix the size of what is pooled")
+    places = np.zeros((1,) * (2 * len(sizes)), np.int64)
+    for axis, (size, count) in enumerate(zip(sizes, parts, strict=True)):
+        bounds = [(part * size // count, -(-(part + 1) * size // count)) for part in range(count)]
+        widest = max(end - begin for begin, end in bounds)
+        along = np.array([[min(begin + i, end - 1) for i in range(widest)] for begin, end in bounds])
+        shape = [1] * (2 * len(sizes))
+        shape[axis], shape[len(sizes) + axis] = count, widest
+        places = places * size + along.reshape(shape)
+    places = places.reshape(*parts, -1)
+    flat = op.Reshape(self, [0] * lead + [-1])
+    return op.Gather(flat, op.Constant(value=ir.tensor(places)), axis=lead), op.Constant(value=ir.tensor(places))
 
 
 def _pdist(self: Any, p: float = 2.0) -> Any:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 _LARGEST = 2**31 - 1  # elements along one axis
+_TRIED = (0, 1, 2, 3, 5, 8, 13, 64, 97)  # above the least size of a range
 _SIZE = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
 _FUNCTIONS = {one.__name__: one for one in (abs, bool, float, int, max, min, round)} | {"math": math}  # that guards call
 
@@ -80,8 +81,42 @@ def size_rules(program: torch.export.ExportedProgram, names: Sequence[str]) -> S
         for name, value in zip(names, values, strict=True)
     )
     ranges = {str(symbol): (_bound(found.lower), _bound(found.upper)) for symbol, found in program.range_constraints.items()}
-    guards = getattr(program, "_guards_code", None)  # private to torch
-    return SizeRules(inputs, ranges, None if guards is None else tuple(map(str, guards)))
+    return SizeRules(inputs, ranges, guards_of(program))
+
+
+def guards_of(program: torch.export.ExportedProgram) -> tuple[str, ...] | None:
+    """What torch has assumed of a program's sizes until now, as `SizeRules.guards`: while it takes operators apart, too."""
+    from torch.export import exported_program
+
+    convert = getattr(exported_program, "_convert_guards_to_code", None)  # private to torch
+    return None if convert is None else tuple(map(str, convert(program.graph_module)))
+
+
+class Assumptions:
+    """What torch assumes of the sizes of a program while it is translated, beyond what it did in the trace."""
+
+    def __init__(self, program: torch.export.ExportedProgram) -> None:
+        sizes = [size for node in program.graph.nodes for size in getattr(node.meta.get("val"), "shape", ())]
+        self._environment = next((size.node.shape_env for size in sizes if hasattr(size, "node")), None)
+        self._known = self._count()
+        self._ranges = program.range_constraints
+
+    def broken(self) -> str:
+        """One that does not hold for all sizes in the program's ranges, of which some are tried; empty if there is none."""
+        if self._environment is None:
+            return ""
+        for guard in self._environment.guards[self._known :]:
+            for step in _TRIED:
+                sizes = {}
+                for number, (symbol, found) in enumerate(self._ranges.items()):
+                    least, most = _bound(found.lower), _bound(found.upper)
+                    sizes[symbol] = min(least + step + number * (step % 3), most)
+                if guard.expr.subs(sizes) == False:  # noqa: E712  # of sympy, whose constants are no bools
+                    return str(guard.expr)
+        return ""
+
+    def _count(self) -> int:
+        return 0 if self._environment is None else len(self._environment.guards)
 
 
 def _bound(number: object) -> int:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from prefuse.compiler.frontend import torch_export
 from prefuse.compiler.programs.specialize import SpecializedModel
-from prefuse.runtime.errors import CompileError
+from prefuse.runtime.errors import CompileError, OptionError, UnsupportedModelError
 from torch import Tensor, nn
 
 WIDTH = 16
@@ -125,6 +125,25 @@ def test_a_dimension_that_torch_made_a_constant(exports: list[bool]) -> None:
         check(net, module, torch.randn(rows, 5))
     assert isinstance(net, SpecializedModel)
     assert "for these sizes alone: torch made dimension 0 of x the constant 12" in net.report()
+
+
+class Boxes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.adaptive_avg_pool2d(x, 2)
+
+
+def test_what_torch_assumes_after_the_trace() -> None:
+    """Its exporter makes a pool of windows of equal sizes of one by boxes, where the example's sizes allow it."""
+    net = prefuse.compile(Boxes(), threads=1)
+    for size in (12, 16, 17, 18, 13, 23):
+        check(net, Boxes(), torch.randn(1, 2, size, 12))
+    assert "exported for these sizes alone: torch has traced what holds only where" in net.report()
+    free = torch.export.Dim.AUTO
+    program = torch.export.export(Boxes(), (torch.randn(1, 2, 12, 12),), dynamic_shapes=({2: free},), strict=False)
+    with pytest.raises(UnsupportedModelError, match="holds only where"):
+        prefuse.compile(program)
+    with pytest.raises(OptionError, match="torch has traced what holds only where"):
+        prefuse.compile(Boxes(), torch.randn(1, 2, 12, 12), dims={"x": {2: "H"}, "H": (8, 32)})
 
 
 def test_sizes_of_one_and_none(exports: list[bool]) -> None:

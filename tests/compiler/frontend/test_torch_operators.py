@@ -121,6 +121,24 @@ def test_products_signs_and_averages() -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
+class Maxima(nn.Module):
+    def forward(self, row: Tensor, image: Tensor, volume: Tensor) -> tuple[Tensor, ...]:
+        pool = nn.functional
+        alone = pool.adaptive_max_pool1d(row, 1), pool.adaptive_max_pool2d(image, 4), pool.adaptive_max_pool2d(image[0], (2, 3))
+        with_places = pool.adaptive_max_pool1d(row, 3, True), pool.adaptive_max_pool2d(image, (5, 7), True)
+        further = pool.adaptive_max_pool2d(image, 1, True), pool.adaptive_max_pool3d(volume, (2, 3, 1), True)
+        return *alone, *(one for pair in (*with_places, *further) for one in pair)
+
+
+def test_maxima_of_boxes() -> None:
+    """Which overlap where sizes do not divide; of equal elements the first is meant."""
+    inputs = torch.randn(2, 3, 11), torch.randint(0, 4, (2, 3, 8, 7)).float(), torch.randn(1, 2, 5, 6, 4)
+    got = prefuse.compile(Maxima(), inputs, cache=False)(*inputs)
+    assert isinstance(got, tuple)
+    for a, b in zip(got, Maxima()(*inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
 class Misread(nn.Module):
     """Calls of which torch's exporter leaves out an argument."""
 
