@@ -263,7 +263,7 @@ def _adaptive_average(self: Any, output_size: Sequence[int]) -> Any:
 
 
 def _adaptive_maximum(axes: int) -> Translation:
-    """Maxima over the boxes of `_adaptive_average` of the last `axes` axes, and which of these axes' elements, in a row, they are."""
+    """Maxima over the boxes of `_adaptive_average` of the last `axes` axes, and which elements of these, in a row, they are."""
 
     def translated(self: Any, output_size: Sequence[int]) -> Any:
         from onnxscript.onnx_opset import opset18 as op
