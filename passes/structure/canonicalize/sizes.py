@@ -105,7 +105,7 @@ def _gather(node: ir.Node, operands: list[np.ndarray]) -> np.ndarray | None:
     data, indices = operands
     if _has_sizes(indices):
         return None
-    return np.take(data, indices.astype(np.int64), axis=node.attributes.get_int("axis", 0))
+    return np.array(np.take(data, indices.astype(np.int64), axis=node.attributes.get_int("axis", 0)), object)
 
 
 def _slice(node: ir.Node, operands: list[np.ndarray]) -> np.ndarray | None:
