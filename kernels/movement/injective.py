@@ -15,7 +15,7 @@ import numpy as np
 
 from ...runtime.plan import TensorType
 from ...runtime.symbolic.shapes import equal
-from ...runtime.symbolic.sizes import estimating, hint_of
+from ...runtime.symbolic.sizes import Size, SizeLike, estimating, hint_of, least_of
 from ...runtime.target import Target
 from ..codegen.builder import row_major
 from ..cost.estimate import Estimate, with_bytes
@@ -234,7 +234,7 @@ def _pad(group: Group, op: Op) -> Regions:
         raise _UnknownOperandError("many segments")
     regions = []
     for parts in product(*segments):
-        base = int(row_major([first for _, _, first, _ in parts], shape))
+        base = row_major([first for _, _, first, _ in parts], shape)
         loops = tuple((Axis(n, step * stride),) for (_, n, _, step), stride in zip(parts, strides, strict=True))
         regions.append(Region(op.inputs[0], tuple(start for start, _, _, _ in parts), loops, base))
     return {op.outputs[0]: regions}
@@ -259,8 +259,11 @@ def _constant_pad(op: Op, shape: Sequence[int], out: Sequence[int], before: Sequ
     return regions
 
 
-def _segments(mode: str, extent: int, before: int, out: int) -> Iterator[tuple[int, int, int, int]]:
+def _segments(mode: str, extent: SizeLike, before: int, out: SizeLike) -> Iterator[tuple[SizeLike, SizeLike, SizeLike, int]]:
     """Runs (start in the output, length, first source index, step) of one padded dimension."""
+    if isinstance(extent, Size):
+        yield from _segments_of_size(mode, extent, before, out - extent - before)
+        return
     position = 0
     while position < out:
         at = position - before
@@ -278,6 +281,19 @@ def _segments(mode: str, extent: int, before: int, out: int) -> Iterator[tuple[i
         length = min(length, out - position)
         yield position, length, first, step
         position += length
+
+
+def _segments_of_size(
+    mode: str, extent: Size, before: int, after: SizeLike
+) -> Iterator[tuple[SizeLike, SizeLike, SizeLike, int]]:
+    """The same of a dimension that a call decides, where all that is before and behind it comes from it once."""
+    most = least_of(extent) - (mode == "reflect")
+    if not isinstance(after, int) or min(before, after) < 0 or (mode != "edge" and max(before, after) > most):
+        raise _UnknownOperandError("lengths of what is repeated")
+    left, right, step = {"edge": (0, extent - 1, 0), "wrap": (extent - before, 0, 1)}.get(mode, (before, extent - 2, -1))
+    for position, length, first, each in ((0, before, left, step), (before, extent, 0, 1), (before + extent, after, right, step)):
+        if isinstance(length, Size) or length > 0:
+            yield position, length, first, each
 
 
 _REGIONS: dict[str, Callable[[Group, Op], Regions]] = {

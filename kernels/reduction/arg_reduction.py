@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index
 from ..cost.estimate import Estimate, with_bytes
@@ -41,7 +42,7 @@ def _estimate(group: Group, anchor: Op, target: Target, work: int) -> Estimate:
     before, _ = anchor_bodies(group, anchor, machine)
     one = counted_reduction(group, anchor, (_axis_of(anchor, operand.shape or (1,)),), machine)
     cycles = search_cycles(one, _COMPARED + before, machine)
-    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), group)
+    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=hint_of(work) >= parallel_work(target.machine)), group)
 
 
 def _axis_of(anchor: Op, shape: tuple[int, ...]) -> int:

@@ -30,7 +30,7 @@ from ..template.kernel import anchor_bodies, epilogue_operands, finish, machine_
 from ..template.loops import accumulator_type, merge_sections, nest, parallel_nest, store_epilogue
 from ..template.prologue import flat_obstacle, source_of
 from ..template.values import anchor_of
-from .reduction import Fold, add, fold_block
+from .reduction import Fold, add, fold_block, number_of
 from .reduction_loops import Block, Loop, block_slots
 
 _SOFTMAX = ("LogSoftmax", "Softmax")
@@ -208,7 +208,8 @@ class Rows:
         """(x - mean) / sqrt(variance + epsilon) * scale + bias; without the mean for RMSNormalization."""
         builder, dtype, anchor = self.builder, self.dtype, self.anchor
         source = source_of(self.group, builder, anchor.inputs[0])
-        count = tirx.const(1 / self.length, dtype)
+        one, length = tirx.const(1, dtype), self.length
+        count = builder.name(one / number_of(length, dtype)) if isinstance(length, Size) else tirx.const(1 / length, dtype)
         zero = tirx.const(0, "int32")
         mean: Expr | None = None
         if anchor.op_type != "RMSNormalization":

@@ -192,9 +192,9 @@ def _result(anchor: Op, builder: KernelBuilder, total: Expr, count: SizeLike, dt
     match anchor.op_type:
         case "ReduceMean" | "GlobalAveragePool":
             if "float" in str(total.ty):
-                value = total / (_number(count, str(total.ty)) if count else total)  # 0 / 0 is the mean of nothing
+                value = total / (number_of(count, str(total.ty)) if count else total)  # 0 / 0 is the mean of nothing
             else:
-                value = tirx.truncdiv(total, _number(max(count, 1), str(total.ty)))
+                value = tirx.truncdiv(total, number_of(max(count, 1), str(total.ty)))
         case "ReduceL2":
             value = tirx.sqrt(_real(total))
         case "ReduceLogSum":
@@ -204,7 +204,8 @@ def _result(anchor: Op, builder: KernelBuilder, total: Expr, count: SizeLike, dt
     return value if str(value.ty) == dtype else tirx.Cast(dtype, _held(value, dtype))
 
 
-def _number(count: SizeLike, dtype: str) -> Expr:
+def number_of(count: SizeLike, dtype: str) -> Expr:
+    """A count, which a call may decide, as a number of a type."""
     return tirx.Cast(dtype, count) if isinstance(count, Size) else tirx.const(count, dtype)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ...runtime.symbolic.shapes import is_one
+from ...runtime.symbolic.sizes import maximum_of, minimum_of
 from ..codegen.builder import Expr, Index, broadcast_index, row_major, unravel
 from ..groups.group import Group, Op, literal_ints
 
@@ -69,7 +70,7 @@ def slice_places(group: Group, op: Op) -> list[tuple[int, int]] | None:
     places = [(0, 1)] * len(shape)
     for axis, start, step in zip(axes or range(len(starts)), starts, steps or (1,) * len(starts), strict=True):
         extent = shape[axis]
-        first = min(max(start + extent if start < 0 else start, 0), extent if step > 0 else extent - 1)
+        first = minimum_of(maximum_of(start + extent if start < 0 else start, 0), extent if step > 0 else extent - 1)
         places[axis % len(shape)] = (first, step)
     return places
 

@@ -25,6 +25,35 @@ MODELS = {
     "ReverseSequence": "(float[M,N,5] x, int64[N] l) => (float[M,N,5] y) { y = ReverseSequence(x, l) }",
     "Einsum": '(float[N,M,6] x, float[N,M,6] z) => (float[N,A,B] y) { y = Einsum <equation = "bid,bjd->bij"> (x, z) }',
     "Einsum with a sum": '(float[N,M,6] x, float[M,6] z) => (float[N] y) { y = Einsum <equation = "bid,id->b"> (x, z) }',
+    "Slice backwards": """(float[N,M] x) => (float[N,M] y) {
+        start = Constant <value = int64[2] {-1, 5}> ()
+        end = Constant <value = int64[2] {-9223372036854775808, -100}> ()
+        axes = Constant <value = int64[2] {0, 1}> ()
+        step = Constant <value = int64[2] {-1, -1}> ()
+        z = Slice(x, start, end, axes, step)
+        y = Relu(z)
+    }""",
+    "ArgMax": "(float[N,M,6] x) => (int64[N,6] y) { y = ArgMax <axis = 1, keepdims = 0> (x) }",
+    "InstanceNormalization": """(float[2,3,N,M] x, float[3] s, float[3] b) => (float[2,3,N,M] y) {
+        y = InstanceNormalization(x, s, b)
+    }""",
+    "Roll": """(float[N,M] x) => (float[N,M] y) {
+        size = Shape <start = 0, end = 1> (x)
+        shift = Constant <value = int64[1] {-3}> ()
+        zero = Constant <value = int64[1] {0}> ()
+        at = Mod(shift, size)
+        head = Slice(x, zero, at, zero)
+        tail = Slice(x, at, size, zero)
+        y = Concat <axis = 0> (tail, head)
+    }""",
+    **{
+        f"Pad, {mode}": f"""(float[N,M] x) => (float[A,B] y) {{
+            pads = Constant <value = int64[4] {{3, 1, 2, 0}}> ()
+            z = Pad <mode = "{mode}"> (x, pads)
+            y = Relu(z)
+        }}"""
+        for mode in ("reflect", "edge", "wrap")
+    },
     "Range downwards": """(float[N,M] x) => (float[N,M] y) {
         s = Shape <start = 1, end = 2> (x)
         zero = Constant <value = int64 {0}> ()

@@ -194,9 +194,8 @@ def _slice(question: Question) -> list[Sizes]:
 def _sliced(extent: SizeLike, start: SizeLike, end: SizeLike, step: int) -> SizeLike:
     """Elements of a Slice along one axis, by ONNX's rules: negative places count from the end, and all are clamped."""
     if step < 0:
-        if isinstance(extent, Size) or isinstance(start, Size) or isinstance(end, Size):
-            raise _UnknownError
-        return len(range(*slice(start, end if end >= -extent else None, step).indices(extent)))
+        first, last = (minimum_of(maximum_of(place + extent if place < 0 else place, -1), extent - 1) for place in (start, end))
+        return maximum_of(-((last - first) // -step), 0)
     first, last = (minimum_of(maximum_of(place + extent if place < 0 else place, 0), extent) for place in (start, end))
     return maximum_of(-(-(last - first) // step), 0)
 

@@ -80,8 +80,18 @@ def _quotient(a: Any, b: Any) -> Any:
     return None if least_of(a) < 0 or least_of(b) <= 0 else a // b
 
 
-def _remainder(a: Any, b: Any) -> Any:
-    return None if least_of(a) < 0 or least_of(b) <= 0 else a % b
+def _remainder(node: ir.Node, operands: list[np.ndarray]) -> np.ndarray | None:
+    """It has the divisor's sign, or, with fmod, the dividend's."""
+    is_floored = not node.attributes.get_int("fmod", 0)
+
+    def remainder(a: Any, b: Any) -> Any:
+        if least_of(b) <= 0:
+            return None
+        if least_of(a) < 0:  # of a small number, the distance to the divisor
+            return a + b if is_floored and least_of(a + b) >= 0 and least_of(-a) > 0 else None
+        return a if least_of(b - a) > 0 else a % b
+
+    return _elementwise(remainder)(node, operands)
 
 
 def _same(a: Any, b: Any) -> Any:
@@ -158,7 +168,7 @@ _FOLDS: dict[str, Callable[[ir.Node, list[np.ndarray]], np.ndarray | None]] = {
     "Gather": _gather,
     "Max": _elementwise(maximum_of),
     "Min": _elementwise(minimum_of),
-    "Mod": _elementwise(_remainder),
+    "Mod": _remainder,
     "Mul": _elementwise(lambda a, b: a * b),
     "Neg": _elementwise(lambda a: -a),
     "ReduceProd": _reduced,
