@@ -41,13 +41,18 @@ class Resampling:
     @property
     def is_identity(self) -> bool:
         """Whether each output is the input at the same index."""
-        if self.inputs != self.outputs or self.scale != 1 or len(self.indices) != 1 or self.outside.any():
+        if self.inputs != self.outputs or self.scale != 1 or len(self.indices) != 1 or self.overhangs:
             return False
         return bool(np.array_equal(self.indices[0], np.arange(self.outputs)))
 
     @property
     def taps(self) -> int:
         return len(self.indices)
+
+    @property
+    def overhangs(self) -> bool:
+        """Whether some outputs get the extrapolation value."""
+        return bool(self.outside.any())
 
     @property
     def indices(self) -> np.ndarray:

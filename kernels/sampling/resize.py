@@ -12,10 +12,12 @@ from functools import partial, reduce
 from itertools import product
 from math import prod
 from operator import add
+from typing import TypeAlias
 
 import numpy as np
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import Size, SizeLike, estimating, greatest_of, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..cost.estimate import Estimate, with_bytes
@@ -29,7 +31,9 @@ from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, po
 from ..template.loops import merge_sections, nest, parallel_nest, store_epilogue, sweep
 from ..template.values import anchor_of, followers_of
 from .resampling import Column, PackResampling, Resampling
+from .sized_resampling import SizedResampling
 
+Axes: TypeAlias = Resampling | SizedResampling
 OPERATORS = frozenset(["Resize"])
 _MOST_UNROLLED = 8  # elements added up in one expression
 _LARGEST_ROW = 1 << 16  # elements of a row on the stack, at most
@@ -43,8 +47,9 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     if isinstance(axes, Refusal):
         return axes
     nearest = anchor.attribute("mode", "nearest") == "nearest"
-    regular = _regular_region(group, anchor, axes) if nearest else None
-    if regular is not None and not any(axis.outside.any() for axis in axes):
+    known = [axis for axis in axes if isinstance(axis, Resampling)]
+    regular = _regular_region(group, anchor, known) if nearest and len(known) == len(axes) else None
+    if regular is not None and not any(axis.overhangs for axis in axes):
         moved = group if followers else as_bits(group, (anchor.inputs[0], anchor.outputs[0]))
         return Candidate(_copy_estimate(moved, anchor, regular, target), partial(_build_copy, moved, anchor, regular, target))
     dtype = group.types[anchor.inputs[0]].dtype
@@ -64,6 +69,7 @@ def _copy_estimate(group: Group, anchor: Op, region: Region, target: Target) -> 
     return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), group)
 
 
+@estimating
 def _estimate(group: Group, resize: _Resize, target: Target) -> Estimate:
     machine = machine_of(target, resize.working)
     before, after = anchor_bodies(group, resize.anchor, machine)
@@ -83,16 +89,18 @@ def _build_copy(group: Group, anchor: Op, region: Region, target: Target) -> Bui
 
 def _build(group: Group, resize: _Resize) -> BuiltKernel:
     elements = group.types[resize.anchor.outputs[0]].elements
-    if elements:
+    if isinstance(elements, Size) or elements:
         resize.emit()
     taps = prod(d.axis.taps for d in resize.dimensions if d.axis)
-    return finish("resize", resize.builder, group, flops=2 * elements * taps, packed=resize.packed)
+    return finish("resize", resize.builder, group, flops=2 * hint_of(elements) * taps, packed=resize.packed)
 
 
-def read_axes(group: Group, anchor: Op) -> list[Resampling] | Refusal:
+def read_axes(group: Group, anchor: Op) -> Sequence[Axes] | Refusal:
     """How each dimension is resized."""
     source, result = (group.types[name].shape for name in (anchor.inputs[0], anchor.outputs[0]))
     rank = len(source)
+    if any(isinstance(size, Size) for size in (*source, *result)):
+        return _sized_axes(group, anchor)
     axes = [axis % rank for axis in anchor.attribute("axes") or range(rank)]
     roi, scales, sizes = (_literal(group, anchor, position) for position in (1, 2, 3))
     if scales is None and sizes is None:
@@ -129,6 +137,25 @@ def read_axes(group: Group, anchor: Op) -> list[Resampling] | Refusal:
     ]
 
 
+def _sized_axes(group: Group, anchor: Op) -> list[SizedResampling] | Refusal:
+    """The same where a call decides sizes."""
+    source, result = (group.types[name].shape for name in (anchor.inputs[0], anchor.outputs[0]))
+    if anchor.attribute("antialias", 0) or anchor.attribute("exclude_outside", 0):
+        return Refusal("weights of such reach need sizes that are known before a call")
+    if anchor.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return Refusal("the least of some factors needs sizes that are known before a call")
+    scales, axes = _literal(group, anchor, 2), [axis % len(source) for axis in anchor.attribute("axes") or range(len(source))]
+    factors = dict[int, float]() if scales is None else dict(zip(axes, map(float, scales), strict=True))
+    how = (
+        anchor.attribute("mode", "nearest"),
+        anchor.attribute("coordinate_transformation_mode", "half_pixel"),
+        anchor.attribute("nearest_mode", "round_prefer_floor"),
+    )
+    found = [SizedResampling(i, o, factors.get(axis), *how) for axis, (i, o) in enumerate(zip(source, result, strict=True))]
+    reasons = [axis.obstacle for axis in found if not axis.is_identity and axis.obstacle]
+    return Refusal(reasons[0]) if reasons else found
+
+
 def _literal(group: Group, anchor: Op, position: int) -> np.ndarray | None:
     """A constant operand; None where it is absent, empty or known at run time only."""
     name = anchor.inputs[position] if position < len(anchor.inputs) else ""
@@ -160,9 +187,9 @@ def _regular_region(group: Group, anchor: Op, axes: Sequence[Resampling]) -> Reg
 class _Dimension:
     """A dimension of the loop nest: one that is resized, or several neighbours that are not."""
 
-    inputs: int
-    outputs: int
-    axis: Resampling | None
+    inputs: SizeLike
+    outputs: SizeLike
+    axis: Axes | None
 
 
 @dataclass(frozen=True)
@@ -175,9 +202,10 @@ class _Resize:
     dimensions: tuple[_Dimension, ...]
     dtype: str | None
     packed: dict[str, Operand] = field(default_factory=dict)
+    tables: dict[int, dict[str, Buffer]] = field(default_factory=dict)  # of dimensions that a call decides
 
     @staticmethod
-    def of(group: Group, builder: KernelBuilder, anchor: Op, axes: Sequence[Resampling]) -> _Resize:
+    def of(group: Group, builder: KernelBuilder, anchor: Op, axes: Sequence[Axes]) -> _Resize:
         source, result = (group.types[name] for name in (anchor.inputs[0], anchor.outputs[0]))
         sections: list[list[int]] = []
         for axis, resampling in enumerate(axes):
@@ -210,16 +238,19 @@ class _Resize:
     def largest_row(self) -> int:
         """Elements of the longest row of scratch."""
         *outer, last = self.dimensions
-        taps = prod(d.axis.taps for d in outer if d.axis is not None)
+        taps: int = prod(d.axis.taps for d in outer if d.axis is not None)
         mixed = taps > 1 if last.axis is not None else taps > _MOST_UNROLLED
         summed = last.axis is not None and last.axis.taps > _MOST_UNROLLED
-        return max(last.inputs * mixed, last.outputs * summed)
+        return max(int(greatest_of(last.inputs)) * mixed, int(greatest_of(last.outputs)) * summed)
 
     @property
     def work(self) -> int:
         return prod(d.outputs for d in self.dimensions) * (4 + 2 * sum(d.axis.taps for d in self.dimensions if d.axis))
 
     def emit(self) -> None:
+        for number, dimension in enumerate(self.dimensions):
+            if isinstance(dimension.axis, SizedResampling):
+                self.tables[number] = dimension.axis.tables(self.builder, self.working)
         parallel_nest(self.builder, [d.outputs for d in self.dimensions[:-1]], self.work, self._row)
 
     def _row(self, at: Index) -> None:
@@ -328,7 +359,7 @@ class _Resize:
             result = tirx.Select(reduce(tirx.Or, outside), fill, result)
         store_epilogue(self.group, self.builder, self.anchor, index, result)
 
-    def _axis(self, number: int) -> Resampling:
+    def _axis(self, number: int) -> Axes:
         axis = self.dimensions[number].axis
         assert axis is not None, f"dimension {number} is not resized"
         return axis
@@ -336,12 +367,14 @@ class _Resize:
     def _overhangs(self, number: int) -> bool:
         """Whether some outputs along a dimension get the extrapolation value."""
         axis = self.dimensions[number].axis
-        return axis is not None and bool(axis.outside.any())
+        return axis is not None and axis.overhangs
 
     def _table(self, number: int, column: Column, entry: Expr) -> Expr:
         """An entry of one of a dimension's tables."""
-        dtype = {"index": "int32", "weight": self.working, "outside": "int32"}[column]
-        pack = PackResampling(self._axis(number), column, dtype)
+        axis, dtype = self._axis(number), {"index": "int32", "weight": self.working, "outside": "int32"}[column]
+        if isinstance(axis, SizedResampling):
+            return self.tables[number][column][entry]
+        pack = PackResampling(axis, column, dtype)
         key, names = f"{number}.{column}", self.anchor.inputs
         constant = names[3] if len(names) > 3 and names[3] else names[2]
         kind = pack.packed_type(self.group.types[constant])
@@ -353,8 +386,8 @@ class _Resize:
         kind = self.group.types[self.anchor.inputs[0]]
         return self.builder.parameter(self.anchor.inputs[0], kind.elements, kind.dtype)
 
-    def _buffer(self, elements: int, name: str) -> Buffer:
-        return self.builder.local(elements, self.working, name)
+    def _buffer(self, elements: SizeLike, name: str) -> Buffer:
+        return self.builder.local(greatest_of(elements), self.working, name)
 
 
 def rounded(value: Expr, dtype: str) -> Expr:

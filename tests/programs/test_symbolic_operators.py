@@ -54,6 +54,27 @@ MODELS = {
         }}"""
         for mode in ("reflect", "edge", "wrap")
     },
+    **{
+        f"Resize to sizes, {how}": f"""(float[2,3,N,M] x, float[A,B] z) => (float[2,3,A,B] y) {{
+            first = Shape <start = 0, end = 2> (x)
+            last = Shape (z)
+            sizes = Concat <axis = 0> (first, last)
+            r = Resize <{how}> (x, , , sizes)
+            y = Relu(r)
+        }}"""
+        for how in (
+            'mode = "linear"',
+            'mode = "linear", coordinate_transformation_mode = "align_corners"',
+            'mode = "linear", coordinate_transformation_mode = "pytorch_half_pixel"',
+            'mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"',
+            'mode = "nearest", nearest_mode = "round_prefer_ceil"',
+        )
+    },
+    "Resize by scales": """(float[2,3,N,M] x) => (float[2,3,A,B] y) {
+        scales = Constant <value = float[4] {1.0, 1.0, 2.0, 3.0}> ()
+        r = Resize <mode = "linear"> (x, , scales)
+        y = Relu(r)
+    }""",
     "Range downwards": """(float[N,M] x) => (float[N,M] y) {
         s = Shape <start = 1, end = 2> (x)
         zero = Constant <value = int64 {0}> ()
@@ -69,7 +90,7 @@ MODELS = {
 
 def _inputs(model: onnx.ModelProto, n: int, m: int) -> dict[str, np.ndarray]:
     """Numbers for the inputs; indices reach all of the data and are unique, lengths are those of sequences."""
-    random, sizes = np.random.default_rng(n * 100 + m), {"N": n, "M": m}
+    random, sizes = np.random.default_rng(n * 100 + m), {"N": n, "M": m, "A": (n * 7) % 50 + 1, "B": n % 9 + 1}
     found: dict[str, np.ndarray] = {}
     for port in model.graph.input:
         kind = port.type.tensor_type
@@ -88,7 +109,9 @@ def _inputs(model: onnx.ModelProto, n: int, m: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", MODELS)
 def test_one_program_serves_all_sizes(name: str) -> None:
     model = model_of(f"<{_OPSET}> main {MODELS[name]}")
-    net = compiled(model, dims={"N": (8, 40), "M": (2, 8, 2)})
+    named = {dim.dim_param for port in model.graph.input for dim in port.type.tensor_type.shape.dim}
+    further = {name: size for name, size in {"A": (1, 50), "B": (1, 9)}.items() if name in named}
+    net = compiled(model, dims={"N": (8, 40), "M": (2, 8, 2), **further})
     assert "specialised" not in net.report(), net.report()
     for n, m in ((8, 2), (8, 8), (23, 4), (40, 8)):
         assert_right(net, model, _inputs(model, n, m))

@@ -315,6 +315,12 @@ def _recurrent(question: Question) -> list[Sizes]:
 def _resized(question: Question) -> list[Sizes]:
     """By scales of all axes; of what a call decides, by whole ones."""
     scales, shape = question.values(2), question.shape()
+    if not scales and (sizes := question.values(3)):
+        if question.node.attributes.get_string("keep_aspect_ratio_policy", "stretch") != "stretch":
+            raise _UnknownError
+        axes = question.axes(len(question.node.inputs)) or list(range(len(shape)))
+        given = {axis % len(shape): size for axis, size in zip(axes, sizes, strict=True)}
+        return [tuple(given.get(axis, dim) for axis, dim in enumerate(shape))]
     if not scales or len(scales) != len(shape):
         raise _UnknownError
     if any(isinstance(dim, Size) and scale != int(scale) for dim, scale in zip(shape, scales, strict=True)):

@@ -1,0 +1,104 @@
+"""A dimension of ONNX's Resize whose sizes a call decides: its tables are computed in front of the loops, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from ...runtime.symbolic.shapes import equal
+from ...runtime.symbolic.sizes import Size, SizeLike
+from ..codegen.builder import Buffer, Expr, KernelBuilder
+
+_MODES = frozenset(["nearest", "linear"])
+_COORDINATES = frozenset(["align_corners", "asymmetric", "half_pixel", "pytorch_half_pixel"])
+
+
+@dataclass(frozen=True)
+class SizedResampling:
+    """`inputs` elements become `outputs`, as `Resampling` says; `scale` is None where it is their quotient."""
+
+    inputs: SizeLike
+    outputs: SizeLike
+    scale: float | None
+    mode: str
+    coordinates: str
+    nearest: str
+
+    @property
+    def is_identity(self) -> bool:
+        return equal(self.inputs, self.outputs) and self.scale in (None, 1.0)
+
+    @property
+    def taps(self) -> int:
+        return 1 if self.mode == "nearest" else 2
+
+    @property
+    def overhangs(self) -> bool:
+        """Whether some outputs get the extrapolation value."""
+        return False
+
+    @property
+    def obstacle(self) -> str:
+        """Why there are no tables for a call's sizes; empty if there are."""
+        if self.mode not in _MODES or self.coordinates not in _COORDINATES:
+            return f"{self.mode} by {self.coordinates} needs sizes that are known before a call"
+        return ""
+
+    def tables(self, builder: KernelBuilder, dtype: str) -> dict[str, Buffer]:
+        """Emit what fills the tables of indices and of weights, of type `dtype`: [taps, outputs]."""
+        index, weight = (builder.workspace(self.taps * self.outputs, kind) for kind in ("int32", dtype))
+        inputs, outputs = (builder.bind(_whole(size)) for size in (self.inputs, self.outputs))
+        scale = builder.name(self._scale(inputs, outputs))
+        with builder.loop(outputs, name="place") as place:
+            x = builder.name(self._position(place, inputs, outputs, scale))
+
+            def clamped(number: Expr) -> Expr:
+                return builder.bind(tirx.max(tirx.min(tirx.Cast("int32", number), inputs - 1), 0))
+
+            if self.mode == "nearest":
+                builder.store(index, place, clamped(_ROUNDINGS[self.nearest](x)))
+            else:
+                below = builder.name(tirx.floor(x))
+                first, second = clamped(below), clamped(below + _float(1))
+                part = builder.name(x - below)
+                is_one = builder.bind(tirx.Or(tirx.EQ(first, second), tirx.EQ(part, _float(0))))  # a weight of 0 makes inf a NaN
+                builder.store(index, place, first)
+                builder.store(index, outputs + place, tirx.Select(is_one, first, second))
+                for row, share in ((0, _float(1) - part), (1, part)):
+                    builder.store(weight, row * outputs + place, tirx.Cast(dtype, tirx.Select(is_one, _float(0.5), share)))
+        return {"index": index, "weight": weight}
+
+    def _scale(self, inputs: Expr, outputs: Expr) -> Expr:
+        if self.scale is not None:
+            return _float(self.scale)
+        return tirx.Cast("float64", outputs) / tirx.Cast("float64", tirx.max(inputs, 1))
+
+    def _position(self, place: Expr, inputs: Expr, outputs: Expr, scale: Expr) -> Expr:
+        """The coordinate of an output in the input."""
+        x = tirx.Cast("float64", place)
+        if self.coordinates == "align_corners":
+            width = scale * tirx.Cast("float64", inputs)
+            last = tirx.Cast("float64", inputs - 1)
+            return tirx.Select(tirx.LE(width, _float(1)), _float(0), x * last / tirx.max(width - _float(1), _float(1e-300)))
+        if self.coordinates == "asymmetric":
+            return x / scale
+        middle = (x + _float(0.5)) / scale - _float(0.5)
+        return middle if self.coordinates == "half_pixel" else tirx.Select(outputs > 1, middle, _float(-0.5))
+
+
+def _whole(size: SizeLike) -> Expr:
+    return size if isinstance(size, Size) else tirx.const(size, "int32")
+
+
+def _float(number: float) -> Expr:
+    return tirx.const(number, "float64")
+
+
+_ROUNDINGS: dict[str, Callable[[Expr], Expr]] = {
+    "ceil": tirx.ceil,
+    "floor": tirx.floor,
+    "round_prefer_ceil": lambda x: tirx.floor(x + _float(0.5)),
+    "round_prefer_floor": lambda x: tirx.ceil(x - _float(0.5)),
+}
