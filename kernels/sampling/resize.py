@@ -238,10 +238,12 @@ class _Resize:
     def largest_row(self) -> int:
         """Elements of the longest row of scratch."""
         *outer, last = self.dimensions
-        taps: int = prod(d.axis.taps for d in outer if d.axis is not None)
+        taps = prod(d.axis.taps for d in outer if d.axis is not None)
         mixed = taps > 1 if last.axis is not None else taps > _MOST_UNROLLED
         summed = last.axis is not None and last.axis.taps > _MOST_UNROLLED
-        return max(int(greatest_of(last.inputs)) * mixed, int(greatest_of(last.outputs)) * summed)
+        inputs, outputs = greatest_of(last.inputs), greatest_of(last.outputs)
+        longest: int = max(inputs if mixed else 0, outputs if summed else 0)
+        return longest
 
     @property
     def work(self) -> int:
