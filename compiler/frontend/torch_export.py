@@ -26,6 +26,7 @@ from ..ir.states import declare_states
 from .pytree import Container, Structure, flatten, leaf_paths, unflatten_arguments
 from .torch_decompositions import with_new_values, with_views_of_copies, without_misread_calls
 from .torch_operators import translations
+from .torch_recurrences import any_number_of_steps
 from .torch_sizes import Assumptions, SizeRules, guards_of, size_rules
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _trace(
     automatic = torch.export.Dim.AUTO
     free = None if free_axes is None else (tuple(dict.fromkeys(axes, automatic) for axes in free_axes),)
     try:
-        with _without_graph_dump():
+        with _without_graph_dump(), any_number_of_steps():
             return torch.export.export(module, tensors, dynamic_shapes=free, strict=False)
     except CompileError:
         raise
@@ -188,16 +189,17 @@ def _exported(program: torch.export.ExportedProgram, input_names: Sequence[str] 
     import torch
 
     def export(program: torch.export.ExportedProgram) -> torch.onnx.ONNXProgram:
-        exported = torch.onnx.export(
-            program,
-            (),
-            input_names=input_names,
-            custom_translation_table=translations(),
-            dynamo=True,
-            optimize=False,
-            verbose=False,
-            external_data=False,
-        )
+        with any_number_of_steps():
+            exported = torch.onnx.export(
+                program,
+                (),
+                input_names=input_names,
+                custom_translation_table=translations(),
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+                external_data=False,
+            )
         assert exported is not None
         return exported
 

@@ -246,7 +246,7 @@ class _Resize:
         return longest
 
     @property
-    def work(self) -> int:
+    def work(self) -> SizeLike:
         return prod(d.outputs for d in self.dimensions) * (4 + 2 * sum(d.axis.taps for d in self.dimensions if d.axis))
 
     def emit(self) -> None:

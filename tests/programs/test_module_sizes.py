@@ -127,6 +127,39 @@ def test_a_dimension_that_torch_made_a_constant(exports: list[bool]) -> None:
     assert "for these sizes alone: torch made dimension 0 of x the constant 12" in net.report()
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 6, 2, batch_first=True, bidirectional=True)
+        self.gru = nn.GRU(12, 5, batch_first=True)
+        self.projected = nn.LSTM(3, 6, proj_size=2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states: Tensor = self.gru(self.lstm(x)[0])[0]
+        return states
+
+
+def test_recurrent_layers_are_exported_once(exports: list[bool]) -> None:
+    """torch takes their number of steps for a constant, which it is not."""
+    module = Recurrent().eval()
+    net = prefuse.compile(module, threads=1)
+    for steps in (7, 9, 4, 12):
+        net(torch.randn(2, steps, 4))
+    assert exports == [False, True]
+    check(net, module, torch.randn(2, 5, 4))
+    ranged = prefuse.compile(module, torch.randn(2, 7, 4), dims={"x": {1: "T"}, "T": (3, 16)}, threads=1)
+    for steps in (3, 16):
+        check(ranged, module, torch.randn(2, steps, 4))
+
+
+def test_a_layer_that_is_taken_apart_keeps_its_steps() -> None:
+    """An LSTM with projections, for which ONNX has no operator, is written out step by step."""
+    module = Recurrent().eval().projected
+    net = prefuse.compile(module, threads=1)
+    for steps in (3, 5, 4):
+        check(net, module, torch.randn(2, steps, 3))
+
+
 class Boxes(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.adaptive_avg_pool2d(x, 2)
