@@ -14,6 +14,7 @@ from math import ceil, prod
 
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import Size, SizeLike
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..codegen.work_stealing import Shares
 from ..cost.amx import LEAST_STEPS
@@ -78,13 +79,14 @@ def tile_threads(builder: KernelBuilder, unit: TileUnit, count: int, blocks: int
 
 @contextmanager
 def tile_chunks(
-    builder: KernelBuilder, unit: TileUnit, extent: int, work: int, blocks: int = 1
+    builder: KernelBuilder, unit: TileUnit, extent: SizeLike, work: SizeLike, blocks: int = 1
 ) -> Iterator[tuple[Expr, Scratch]]:
     """A loop over [0, extent), dealt to threads that configure AMX; `work` is the scalar operations of the whole loop.
 
     Yields an iteration and the thread's scratch for the sums of `blocks` blocks of C.
     """
-    threads = min(builder.threads_for(work), max(extent, 1))
+    threads = builder.threads_for(work)
+    threads = threads if isinstance(extent, Size) else min(threads, max(extent, 1))
     shares = Shares(builder, threads, extent, work)
     with (
         tile_threads(builder, unit, threads, blocks) as (thread, sums),

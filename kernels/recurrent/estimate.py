@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from ...runtime.hardware.machine import Machine
+from ...runtime.symbolic.sizes import estimating
 from ...runtime.target import Target
 from ..cost.amx import tile_step_cycles
 from ..cost.estimate import UNHIDDEN, Estimate, with_bytes
@@ -21,6 +22,7 @@ _BYTES_OF_WORD = 4
 _ROUNDING_OPERATIONS = 8.0  # vector operations on a vector of a state that becomes bytes: its range, then its rounding
 
 
+@estimating
 def recurrence_estimate(group: Group, op: Op, cell: Cell, directions: int, target: Target) -> Estimate:
     """The estimate of the products of inputs and states by their weights, and of the gates."""
     first, second, inputs = group.types[op.inputs[0]].shape

@@ -15,6 +15,7 @@ from tvm import tirx
 
 from ...runtime.hardware.machine import Machine
 from ...runtime.plan import TensorType
+from ...runtime.symbolic.sizes import Size, SizeLike, estimating, greatest_of
 from ...runtime.target import Target
 from ..codegen.builder import Expr, KernelBuilder, unravel
 from ..cost.amx import tile_step_cycles, vector_step_cycles
@@ -44,7 +45,8 @@ def terms_of(group: Group, x: str, weights: str, target: Target) -> int:
     return 1 if group.tolerance.may_round or kinds[0] == "bfloat16" else 0
 
 
-def pays(rows: int, columns: int, depth: int, terms: int, machine: Machine, k_pack: int = 2) -> bool:
+@estimating
+def pays(rows: SizeLike, columns: int, depth: int, terms: int, machine: Machine, k_pack: int = 2) -> bool:
     """Whether AMX is faster than vectors for a step's product of rows x depth by depth x columns; `k_pack` 4: of bytes."""
     if terms == 0 or depth == 0:
         return False
@@ -77,7 +79,7 @@ class TiledRows:
     rounds = True  # rows are rounded to terms before they are multiplied
     product = BF16_TILES
 
-    def __init__(self, builder: KernelBuilder, groups: int, rows: int, depth: int, terms: int) -> None:
+    def __init__(self, builder: KernelBuilder, groups: int, rows: SizeLike, depth: int, terms: int) -> None:
         self.builder, self.groups, self.rows, self.depth, self.terms = builder, groups, rows, depth, terms
         self.filled, self.blocks = ceil(depth / DEPTH) * DEPTH, ceil(rows / LINES)
         self._pitch = 2 * pitch_of(terms * self.filled // 2)
@@ -95,7 +97,8 @@ class TiledRows:
 
     def clear_rest(self) -> None:
         """Store zeros to the padding rows."""
-        if rest := self.blocks * LINES - self.rows:
+        rest = self.blocks * LINES - self.rows
+        if isinstance(rest, Size) or rest:
             with self.builder.loop(self.groups, name="group") as group:
                 self._clear(self.builder.bind(group * self._group + self.rows * self._pitch), rest * self._pitch)
 
@@ -122,7 +125,7 @@ class TiledRows:
 
         return TileOperand(self._buffer, self._pitch, at)
 
-    def _clear(self, begin: Expr, count: int) -> None:
+    def _clear(self, begin: Expr, count: SizeLike) -> None:
         zero = tirx.const(0, "uint16")
         self.builder.vector_loop(count, self.builder.lanes("uint16"), lambda i: self.builder.store(self._buffer, begin + i, zero))
 
@@ -163,14 +166,17 @@ class TiledWeights:
         operands.packed[key] = Operand(name, pack)
         self._buffer = operands.builder.parameter(key, kind.elements // rows.product.k_pack, "uint32")
         self.panels, self._steps = kind.shape[1], rows.filled // rows.product.depth
-        self._blocks = AmxMicroKernel(self.builder, unit, (self._steps,), rows.terms, (1 if rows.rows <= ROWS else 2, 2))
+        self._blocks = AmxMicroKernel(
+            self.builder, unit, (self._steps,), rows.terms, (1 if greatest_of(rows.rows) <= ROWS else 2, 2)
+        )
 
     def multiply(self, group: Expr, block: Expr, panel: Expr, sums: Scratch) -> None:
         """Store the product of a group's block of rows with its panel to `sums`, 32 rows of 32."""
         size = self._steps * self.rows.terms * TERM_WORDS
         base = self.builder.bind((group * self.panels + panel) * size)
         b = packed_operand(self._buffer, base, self.rows.terms, words=True, product=self.rows.product)
-        has_short = self.rows.blocks > 1 and 0 < self.rows.rows % LINES <= ROWS
+        is_known = not isinstance(self.rows.rows, Size)  # else all blocks have 32 rows, some of which are zeros
+        has_short = is_known and self.rows.blocks > 1 and 0 < self.rows.rows % LINES <= ROWS
         is_short = tirx.EQ(block, self.rows.blocks - 1) if has_short else None
         self._blocks.multiply(self.rows.lines(group, block), b, sums, is_short=is_short)
 

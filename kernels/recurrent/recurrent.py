@@ -18,6 +18,7 @@ from tvm import tirx
 
 from ...runtime.plan import TensorType
 from ...runtime.precision import LONGEST_SUM
+from ...runtime.symbolic.sizes import greatest_of, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr
 from ..expressions import pointwise
@@ -71,7 +72,7 @@ def recurrence_of(group: Group, target: Target, kind: type[_Kind]) -> _Kind | Re
     if isinstance(activations, str):
         return Refusal(activations)
     recurrence = kind(group, op, cell, activations, target)
-    if recurrence.projected_elements > _MAX_ELEMENTS:
+    if greatest_of(recurrence.projected_elements) > _MAX_ELEMENTS:
         return Refusal("the input's share has more elements than 32-bit indices can reach")
     return recurrence
 
@@ -193,7 +194,7 @@ class Recurrence:
             self._set_initial_states()
             self._emit_steps(plans)
             self._store_last_states()
-        flops = 2 * self.projected_elements * (operands.inputs + operands.hidden)
+        flops = 2 * hint_of(self.projected_elements) * (operands.inputs + operands.hidden)
         return finish("recurrent", self.builder, self.group, flops=flops, packed=operands.packed)
 
     def _set_initial_states(self) -> None:

@@ -10,6 +10,8 @@ import prefuse
 import pytest
 import torch
 from prefuse.compiler.programs.symbolic import SymbolicModel
+from prefuse.runtime.target import AMX_EMULATED
+from prefuse.tests.kernels.harness import LEVELS, target_of
 from torch import Tensor, nn
 
 from .test_symbolic import assert_right, compiled, model_of
@@ -130,8 +132,8 @@ class Scores(nn.Module):
         return torch.einsum("bhij,bjhk->bihk", shares, q)
 
 
-def ranged(module: nn.Module, *given: Tensor, dims: dict[str, Any]) -> SymbolicModel:
-    net = prefuse.compile(module, given, dims=dims, cache=False, threads=2)
+def ranged(module: nn.Module, *given: Tensor, dims: dict[str, Any], **options: Any) -> SymbolicModel:
+    net = prefuse.compile(module, given, dims=dims, cache=False, **{"threads": 2, **options})
     assert isinstance(net, SymbolicModel)
     assert "specialised" not in net.report(), net.report()
     return net
@@ -230,3 +232,35 @@ def test_any_number_of_images(name: str) -> None:
         found: Any = net(x)
         with torch.no_grad():
             torch.testing.assert_close(found, module(x), rtol=1e-4, atol=1e-5)
+
+
+class Tagger(nn.Module):
+    """Both directions of two layers, their last states, and a layer that goes on from these."""
+
+    def __init__(self, kind: type[nn.LSTM | nn.GRU], inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.layers = kind(inputs, hidden, 2, bidirectional=True, batch_first=True)
+        self.further = kind(2 * hidden, hidden)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        outputs, states = self.layers(x)
+        begin = tuple(one[:1] for one in states) if isinstance(states, tuple) else states[:1]
+        outputs, last = self.further(outputs.transpose(0, 1), begin)
+        return outputs, *(last if isinstance(last, tuple) else (last,))
+
+
+@pytest.mark.parametrize("level", [*LEVELS, AMX_EMULATED])
+@pytest.mark.parametrize(("kind", "inputs", "hidden", "rows"), [(nn.LSTM, 24, 36, 3), (nn.GRU, 40, 64, 5)])
+def test_recurrences_of_any_length(kind: type[nn.LSTM | nn.GRU], inputs: int, hidden: int, rows: int, level: str) -> None:
+    torch.manual_seed(0)
+    module = Tagger(kind, inputs, hidden).eval()
+    target, dims = str(target_of(level)), {"x": {1: "T"}, "T": (2, 80)}
+    net = ranged(module, torch.randn(rows, 9, inputs), dims=dims, target=target, threads=None)
+    for length in (2, 3, 15, 16, 17, 32, 33, 80):
+        x = torch.randn(rows, length, inputs)
+        with torch.no_grad():
+            wanted = module(x)
+        found = net(x)
+        assert isinstance(found, tuple)
+        for mine, torchs in zip(found, wanted, strict=True):
+            torch.testing.assert_close(torch.as_tensor(mine), torchs, rtol=1e-4, atol=2e-5)
