@@ -128,7 +128,7 @@ def test_padded_sizes(tmp_path: Path) -> None:
             outs = [np.full_like(one, np.nan) for one in row]
             call(floats(n, t, 8), out=outs)
             assert all(map(same, outs, row))
-            with pytest.raises(prefuse.CompileError, match="what is given is|given, the model takes"):
+            with pytest.raises(prefuse.CompileError, match=r"what is given is|given, the model takes"):
                 call(floats(n, t, 8), out=[one[:, :, :0] for one in outs])
 
 
