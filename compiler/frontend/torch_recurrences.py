@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+_TABLES = RLock()  # of all threads: what one thread exchanges another one must not take for torch's
 
 
 @contextmanager
@@ -22,7 +25,13 @@ def any_number_of_steps() -> Iterator[None]:
 
     aten = torch.ops.aten
     shapes: dict[Any, Callable[..., Any]] = {aten.lstm.input: _of_lstm, aten.gru.input: _of_gru}
-    kept, quick = {operator: dict(operator.py_kernels) for operator in shapes}, get_fast_op_impls()
+    with _TABLES:
+        yield from _exchanged(shapes, get_fast_op_impls())
+
+
+def _exchanged(shapes: Mapping[Any, Callable[..., Any]], quick: dict[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Torch's tables of kernels have the shapes, until they are as before."""
+    kept = {operator: dict(operator.py_kernels) for operator in shapes}
     try:
         for operator, kernels in kept.items():
             _replace(operator, {key: _where_traced(shapes[operator], steps) for key, steps in kernels.items()})
