@@ -14,7 +14,7 @@ from ....compiler.ir.assignments.kernel_choice import Ask, KernelChoice, Variant
 from ....compiler.ir.assignments.operand_formats import Formats, assign_operand_formats, operand_formats
 from ....compiler.ir.assignments.stored_form import BITS, StoredForm
 from ....compiler.ir.constants import add_constant, constant_array, constant_tensor
-from ....compiler.ir.facts import infer_node
+from ....compiler.ir.facts import infer_node, tensor_type
 from ....compiler.ir.matching import input_at, is_constant, rank_of, static_shape
 from ....compiler.ir.names import fresh_name
 from ....compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, operation, remove_nodes, replace_node
@@ -59,6 +59,12 @@ class SplitWeights(Pass):
         for site in found:
             pieces = _pieces(site.columns, site.size_bytes, limit // _PIECES)
             if len(pieces) == 1:
+                continue
+            if (joined := site.joined_bytes) >= site.size_bytes - site.size_bytes // len(pieces):
+                reason = (
+                    f"the pieces of its result would be joined by a copy: {joined} bytes more at once, as much as cutting saves"
+                )
+                context.reject(self.name, Rejection(reason, (site.node,)))
                 continue
             if _rewrite(model, site, pieces, context):
                 cut = True
@@ -109,6 +115,12 @@ class _Site:
         shape = static_shape(self.weight)
         assert shape is not None
         return shape[self.axis]
+
+    @property
+    def joined_bytes(self) -> int:
+        """Of a result whose pieces lie apart until a Concat copies them, for they are columns of several rows; at their hints."""
+        result = tensor_type(self.node.outputs[0]).hinted
+        return result.size_bytes if result.elements > self.columns else 0
 
 
 def _bytes_as_read(value: ir.Value) -> int:
