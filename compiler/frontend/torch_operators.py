@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...runtime.errors import UnsupportedModelError
+from .torch_attention import attention
+from .torch_recurrences import rnn
 
 Operator = Callable[..., Any]  # an overload of torch's
 Translation = Callable[..., Any]  # of onnxscript values and Python numbers to an onnxscript value
@@ -37,6 +39,9 @@ def translations() -> dict[Operator, Translation]:
         aten._pdist_forward.default: _pdist,
         aten.copy.default: _copy,
         aten.conv3d.default: _convolve_volume,
+        aten.scaled_dot_product_attention.default: attention,
+        aten.rnn_tanh.input: rnn("Tanh"),
+        aten.rnn_relu.input: rnn("Relu"),
         torch.ops.prims.prod.default: _product,
         torch.ops.prims.hypot.default: _hypotenuse,
         torch.ops.prims.signbit.default: _has_sign,

@@ -1,4 +1,4 @@
-"""Recurrent layers of torch while it traces: what shapes their results have, without the steps.
+"""Recurrent layers of torch while it traces: what shapes their results have, without the steps; and the ONNX form of RNNs.
 
 torch finds the shapes by taking a layer apart into its steps, by which their number becomes a constant.
 """
@@ -18,15 +18,65 @@ _TABLES = RLock()  # of all threads: what one thread exchanges another one must 
 
 @contextmanager
 def any_number_of_steps() -> Iterator[None]:
-    """Within, GRUs and LSTMs that are traced, not run, keep their number of steps open. RNNs have no form in torch's exporter but
-    their steps."""
+    """Within, RNNs, GRUs and LSTMs that are traced, not run, keep their number of steps open."""
     import torch
     from torch._subclasses.fake_impls import get_fast_op_impls
 
     aten = torch.ops.aten
     shapes: dict[Any, Callable[..., Any]] = {aten.lstm.input: _of_lstm, aten.gru.input: _of_gru}
+    shapes |= dict.fromkeys((aten.rnn_tanh.input, aten.rnn_relu.input), _of_gru)
     with _TABLES:
         yield from _exchanged(shapes, get_fast_op_impls())
+
+
+def rnn(activation: str) -> Callable[..., Any]:
+    """The translation of torch's RNNs, whose own exporter has none: an RNN of ONNX for each layer."""
+
+    def translated(
+        input: Any,
+        hx: Any,
+        params: Sequence[Any],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[Any, Any]:
+        """The outputs of all steps [steps, batch, directions * hidden], or batch first, and the last states [layers * directions,
+        batch, hidden]. `params`: of each layer and direction what multiplies inputs and states, and their biases."""
+        from onnxscript.onnx_opset import opset18 as op
+
+        directions, kinds, hidden = 1 + bidirectional, 2 + 2 * has_biases, hx.shape[-1]
+        rows, states = op.Transpose(input, perm=[1, 0, 2]) if batch_first else input, list[Any]()
+        for first in range(0, num_layers * directions, directions):
+            sides = [params[side * kinds : (side + 1) * kinds] for side in range(first, first + directions)]
+            weights = [_stacked([side[which] for side in sides]) for which in range(2)]
+            biases = _stacked([op.Concat(side[2], side[3], axis=0) for side in sides]) if has_biases else None
+            rows, last = op.RNN(
+                rows,
+                *weights,
+                biases,
+                None,
+                op.Slice(hx, [first], [first + directions], [0]),
+                activations=[activation] * directions,
+                direction="bidirectional" if bidirectional else "forward",
+                hidden_size=int(hidden),
+            )
+            rows = op.Reshape(op.Transpose(rows, perm=[0, 2, 1, 3]), [0, 0, -1])
+            states.append(last)
+        outputs = op.Transpose(rows, perm=[1, 0, 2]) if batch_first else rows
+        return outputs, op.Concat(*states, axis=0) if len(states) > 1 else states[0]
+
+    return translated
+
+
+def _stacked(parts: Sequence[Any]) -> Any:
+    """[directions, ...]"""
+    from onnxscript.onnx_opset import opset18 as op
+
+    rows = [op.Unsqueeze(part, [0]) for part in parts]
+    return op.Concat(*rows, axis=0) if len(rows) > 1 else rows[0]
 
 
 def _exchanged(shapes: Mapping[Any, Callable[..., Any]], quick: dict[Any, Callable[..., Any]]) -> Iterator[None]:

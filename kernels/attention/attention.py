@@ -97,7 +97,7 @@ class _Kernel:
         if self.has_words:  # bfloat16 pairs: K and V take half the bytes, exponentials have memory of their own
             line_bytes = (form.depth + form.width) * number_bytes // 2 + _BLOCK_ROWS * (number_bytes + number_bytes // 2)
         most = max(self.target.machine.l2.part_bytes(_CACHE_SHARE) // line_bytes, lanes)
-        if form.keys <= most or form.weighs_probabilities or self.is_few:
+        if form.keys <= most or (form.weighs_probabilities and form.guard != 0.0) or self.is_few:
             return form.keys
         return ceil(form.keys / ceil(form.keys / most) / lanes) * lanes
 
@@ -313,7 +313,7 @@ class _Kernel:
                 def store(row: Expr, column: Expr, value: Expr, block: QueryBlock = block) -> None:
                     self.elements.store_result(head.batch, block.first + row, column, value)
 
-                finish_rows(head.rows, block.row, block.count, self.form.width, store)
+                finish_rows(head.rows, block.row, block.count, self.form.width, store, is_guarded=self.form.guard == 0.0)
 
     def _few(self, head: Head) -> None:
         """Attention of all queries, where they are few, of all heads that share K and V."""

@@ -230,12 +230,22 @@ def running_softmax(rows: Rows, first: Expr, count: Expr, keys: int, end: Expr) 
         rows.put(rows.factors, row, factor)
 
 
-def finish_rows(rows: Rows, first: Expr, count: Expr, width: int, store: Store) -> None:
-    """`store(row, column, value)` for the results of `count` rows, from row `first` of the state on, divided by their sums."""
+def finish_rows(rows: Rows, first: Expr, count: Expr, width: int, store: Store, *, is_guarded: bool = False) -> None:
+    """`store(row, column, value)` for the results of `count` rows, from row `first` of the state on, divided by their sums.
+
+    A row that has met only -inf is NaN; or 0, if rows are guarded.
+    """
     assert rows.state is not None
     builder, (_, sums, results) = rows.builder, rows.state
     with builder.loop(count, name="row") as row:
         at = builder.bind(first + row)
-        factor = builder.name(tirx.const(1, rows.dtype) / sums[at])
+        total, zero = builder.name(sums[at]), tirx.const(0, rows.dtype)
+        factor = builder.name(tirx.const(1, rows.dtype) / total)
+        is_zero = builder.name(tirx.Or(tirx.isnan(total), tirx.EQ(total, zero)))
         base = builder.bind(at * width)
-        builder.vector_loop(width, rows.lanes, lambda i: store(row, i, results[base + i] * factor))
+
+        def divided(i: Expr) -> Expr:
+            value = results[base + i] * factor
+            return tirx.Select(is_zero, zero, value) if is_guarded else value
+
+        builder.vector_loop(width, rows.lanes, lambda i: store(row, i, divided(i)))

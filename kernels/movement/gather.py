@@ -14,7 +14,7 @@ from tvm import tirx
 
 from ...runtime.hardware.machine import PAGE_BYTES
 from ...runtime.symbolic.shapes import is_one
-from ...runtime.symbolic.sizes import estimating, hint_of, maximum_of, minimum_of
+from ...runtime.symbolic.sizes import Size, estimating, hint_of, maximum_of, minimum_of
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder, int32_of, row_major
 from ..codegen.gpu_builder import GpuBuilder
@@ -204,7 +204,8 @@ def index_at(group: Group, anchor: Op, builder: KernelBuilder, offset: Expr, ext
     name = anchor.inputs[1]
     literal = group.literal(name)
     if literal is not None and literal.size == 1:
-        place = int(literal.item())
+        place = literal.item()
+        place = place if isinstance(place, Size) else int(place)
         return int32_of(minimum_of(maximum_of(place + extent if place < 0 else place, 0), extent - 1))
     kind = group.types[name]
     value = builder.parameter(name, kind.elements, kind.dtype)[offset]

@@ -16,6 +16,7 @@ from math import prod
 import numpy as np
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import Size, SizeLike, greatest_of, hint_of, least_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..codegen.lane_masks import first_lane, lanes_not_above
@@ -41,7 +42,7 @@ def obstacle(group: Group, target: Target) -> str:
     return f"{found[axis]} elements are asked for, a row has {shape[axis]}" if found[axis] > shape[axis] else ""
 
 
-def row_extents(group: Group) -> tuple[int, int, int, int]:
+def row_extents(group: Group) -> tuple[SizeLike, SizeLike, SizeLike, SizeLike]:
     """Elements of a row, how far they are apart, how many are kept, and how many rows there are."""
     (op,) = group.ops
     shape, found = group.types[op.inputs[0]].shape, group.types[group.outputs[0]].shape
@@ -56,10 +57,10 @@ def build(group: Group, target: Target) -> BuiltKernel:
     kind = group.types[op.inputs[0]]
     length, inner, kept, rows = row_extents(group)
     builder = new_builder(target)
-    work = 6 * kind.elements
-    if rows and kept:
-        threads = min(builder.threads_for(work), rows)
-        room = length if length <= max(2 * kept, _LEAST_ROOM) else max(2 * kept, _LEAST_ROOM)
+    work = hint_of(6 * kind.elements)
+    if greatest_of(rows) and greatest_of(kept):
+        threads = min(builder.threads_for(work), greatest_of(rows))
+        room = min(greatest_of(length), max(2 * greatest_of(kept), _LEAST_ROOM))
         selection = _Selection(
             builder,
             Sorter(builder, room, key_type(kind.dtype), threads),
@@ -110,20 +111,24 @@ class _Selection:
     sorter: Sorter
     source: Buffer
     dtype: str
-    length: int
-    inner: int
-    kept: int
+    length: SizeLike
+    inner: SizeLike
+    kept: SizeLike
     largest: bool
 
     def select(self, thread: Expr, start: Expr) -> None:
-        builder, sorter, room = self.builder, self.sorter, min(self.sorter.capacity, self.length)
+        builder, sorter = self.builder, self.sorter
+        has_room = sorter.capacity >= greatest_of(self.length)
+        room = self.length if has_room else sorter.capacity
+        if not has_room and isinstance(self.length, Size):
+            room = builder.bind(tirx.min(sorter.capacity, self.length))
         entries = sorter.entries(thread)
         groups = self._groups()
         if not groups:
             with builder.loop(room, name="first") as i:
                 entries.put(i, self._key(start, i), i)
             sorter.sort(thread, room)
-            if room == self.length:
+            if has_room:
                 return
         count, worst = builder.local(1, "int32", "count"), builder.local(1, key_type(self.dtype), "worst")
         if groups:
@@ -133,24 +138,31 @@ class _Selection:
             self._restart(entries, count, worst)
         first = 0 if groups else room
         lanes = builder.lanes(key_type(self.dtype))
-        vectors = (self.length - first) // lanes if self.inner == 1 and not builder.is_grid else 0
-        if vectors:
+        rest = self.length - first if isinstance(first, int) else builder.bind(self.length - first)
+        vectors = rest // lanes if isinstance(rest, int | Size) else builder.bind(tirx.floordiv(rest, lanes))
+        if not self._is_contiguous or builder.is_grid:
+            vectors = 0
+        if not isinstance(vectors, int) or vectors:
             with builder.loop(vectors, name="v") as v:
                 self._scan(thread, start, builder.bind(first + v * lanes), count, worst)
-        with builder.loop(self.length - first - vectors * lanes, name="i") as i:
+        with builder.loop(rest - vectors * lanes, name="i") as i:
             place = builder.bind(first + vectors * lanes + i)
             with builder.when(builder.name(self._key(start, place)) <= worst[0]):
                 self._take(thread, start, place, count, worst)
         sorter.sort(thread, builder.bind(count[0]))
 
+    @property
+    def _is_contiguous(self) -> bool:
+        return isinstance(self.inner, int) and self.inner == 1
+
     def _groups(self) -> int:
         """Groups into which a row is divided to find a threshold; 0 where a threshold does not pay."""
-        if self.inner != 1:
+        if not self._is_contiguous:
             return 0
         groups = self.builder.lanes(key_type(self.dtype))
-        while groups < 2 * self.kept:
+        while groups < 2 * greatest_of(self.kept):
             groups *= 2
-        return groups if groups <= _MOST_GROUPS and self.length >= _LEAST_OF_GROUP * groups else 0
+        return groups if groups <= _MOST_GROUPS and least_of(self.length) >= _LEAST_OF_GROUP * groups else 0
 
     def _key(self, start: Expr, i: Expr) -> Expr:
         x = self.source[start + i * self.inner]

@@ -12,6 +12,7 @@ from prefuse.runtime.symbolic.sizes import Dim, Domain
 from prefuse.tests.sample import every
 
 from .harness import Case, operator, target_of
+from .sorting.test_topk import topk
 from .symbolic import Shape, built_for, run_at, sized
 
 _RANGE = (Dim("T", 1, 512),)
@@ -31,6 +32,11 @@ class Sized:
     level: str = "avx512"
     serves: int = len(_POINTS)
     hint: int = 128
+
+
+def _rounded(*shape: int) -> np.ndarray:
+    """Numbers of which many are equal."""
+    return np.round(4 * numbers(*shape))
 
 
 def close(op_type: str, *inputs: np.ndarray | None, **how: object) -> Case:
@@ -80,6 +86,14 @@ _CASES = {
     "product-batch": Sized(
         lambda t: close("MatMul", numbers(t, 5, 16), numbers(t, 16, 20)),
         {"x0": ("T", 5, 16), "x1": ("T", 16, 20), "y0": ("T", 5, 20)},
+    ),
+    "best": Sized(lambda t: topk(_rounded(3, t), 5), {"x0": (3, "T"), "y0": (3, 5), "y1": (3, 5)}, serves=9),
+    "best-columns": Sized(
+        lambda t: topk(_rounded(t, 7), 2, axis=0, largest=0), {"x0": ("T", 7), "y0": (2, 7), "y1": (2, 7)}, serves=10
+    ),
+    "sorted": Sized(lambda t: topk(_rounded(2, t), t), {"x0": (2, "T"), "y0": (2, "T"), "y1": (2, "T")}),
+    "sorted-doubles": Sized(
+        lambda t: topk(_rounded(2, t).astype(np.float64), t, largest=0), {"x0": (2, "T"), "y0": (2, "T"), "y1": (2, "T")}
     ),
     "tiles": Sized(lambda t: close("MatMul", numbers(t, 320), numbers(320, 192)), {"x0": ("T", 320), "y0": ("T", 192)}, "amx", 5),
 }

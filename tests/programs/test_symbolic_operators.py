@@ -36,6 +36,20 @@ MODELS = {
         y = Relu(z)
     }""",
     "ArgMax": "(float[N,M,6] x) => (int64[N,6] y) { y = ArgMax <axis = 1, keepdims = 0> (x) }",
+    "TopK of a few": """(float[N,M] x) => (float[K,M] y, int64[K,M] i) {
+        k = Constant <value = int64[1] {5}> ()
+        y, i = TopK <axis = 0> (x, k)
+    }""",
+    "TopK of all": """(float[M,N] x) => (float[M,N] y, int64[M,N] i) {
+        k = Shape <start = 1, end = 2> (x)
+        y, i = TopK <axis = 1, largest = 0> (x, k)
+    }""",
+    "the middle of each row": """(float[M,N] x) => (float[M,1] y) {
+        n = Shape <start = 1, end = 2> (x)
+        two = Constant <value = int64[1] {2}> ()
+        half = Div(n, two)
+        y = Gather <axis = 1> (x, half)
+    }""",
     "InstanceNormalization": """(float[2,3,N,M] x, float[3] s, float[3] b) => (float[2,3,N,M] y) {
         y = InstanceNormalization(x, s, b)
     }""",
@@ -237,7 +251,7 @@ def test_any_number_of_images(name: str) -> None:
 class Tagger(nn.Module):
     """Both directions of two layers, their last states, and a layer that goes on from these."""
 
-    def __init__(self, kind: type[nn.LSTM | nn.GRU], inputs: int, hidden: int) -> None:
+    def __init__(self, kind: type[nn.LSTM | nn.GRU | nn.RNN], inputs: int, hidden: int) -> None:
         super().__init__()
         self.layers = kind(inputs, hidden, 2, bidirectional=True, batch_first=True)
         self.further = kind(2 * hidden, hidden)
@@ -250,8 +264,10 @@ class Tagger(nn.Module):
 
 
 @pytest.mark.parametrize("level", [*LEVELS, AMX_EMULATED])
-@pytest.mark.parametrize(("kind", "inputs", "hidden", "rows"), [(nn.LSTM, 24, 36, 3), (nn.GRU, 40, 64, 5)])
-def test_recurrences_of_any_length(kind: type[nn.LSTM | nn.GRU], inputs: int, hidden: int, rows: int, level: str) -> None:
+@pytest.mark.parametrize(("kind", "inputs", "hidden", "rows"), [(nn.LSTM, 24, 36, 3), (nn.GRU, 40, 64, 5), (nn.RNN, 17, 33, 2)])
+def test_recurrences_of_any_length(
+    kind: type[nn.LSTM | nn.GRU | nn.RNN], inputs: int, hidden: int, rows: int, level: str
+) -> None:
     torch.manual_seed(0)
     module = Tagger(kind, inputs, hidden).eval()
     target, dims = str(target_of(level)), {"x": {1: "T"}, "T": (2, 80)}

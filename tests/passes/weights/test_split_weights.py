@@ -160,7 +160,7 @@ def test_tables_are_gathered_by_columns() -> None:
 
 @pytest.mark.parametrize(("rows", "is_cut"), [(1, True), (2, True), (48, True), (96, False), (1000, False)])
 def test_a_weight_smaller_than_what_would_be_joined_stays_whole(rows: int, is_cut: bool) -> None:
-    """Pieces of GPT-2's logits of 1,024 tokens took 206 MB beside the result they were copied to, to save 112 MB of the weight."""
+    """Pieces of GPT-2's logits of 1,024 tokens took 206 MB beside their copy, to save 112 MB of the weight."""
     changed, context = split(product("y = MatMul(x, w)", rows, 64, 65536), 50)
     assert changed == is_cut
     if not is_cut:
