@@ -23,7 +23,9 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """The next tensor of the row."""
+    """The next tensor of the row; for one of complex numbers a row has that of their real and imaginary parts: [..., 2]."""
+
+    is_complex: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Container:
 
 Structure = Leaf | Constant | Container
 
-LEAF = Leaf()
+LEAF, COMPLEX = Leaf(), Leaf(is_complex=True)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum)
 
 
@@ -82,8 +84,9 @@ def flatten(tree: object, where: str = "input") -> tuple[Structure, list[Tensor]
 
 def _flatten(value: object, where: str, leaves: list[Tensor]) -> Structure:
     if is_tensor(value):
-        leaves.append(value)
-        return LEAF
+        is_complex = str(value.dtype).removeprefix("torch.").startswith("complex")
+        leaves.append(_parts_of(value) if is_complex else value)
+        return COMPLEX if is_complex else LEAF
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = tuple(field.name for field in dataclasses.fields(value) if field.init)
         return _flatten_attributes(value, names, where, leaves)
@@ -104,6 +107,22 @@ def _flatten(value: object, where: str, leaves: list[Tensor]) -> Structure:
         f"{type(value).__module__}.{type(value).__qualname__} is neither a tensor nor a container of tensors",
         "pass and return tensors, numbers, strings, None, and tuples, lists, dictionaries or dataclasses of them",
     )
+
+
+def _parts_of(value: Any) -> Tensor:
+    """The real and imaginary parts of complex numbers, over the same memory where that is dense: [..., 2]."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        parts: np.ndarray = np.ascontiguousarray(value).reshape(*value.shape, 1).view(value.real.dtype)
+        return parts
+    resolved: Tensor = sys.modules["torch"].view_as_real(value.resolve_conj() if value.is_conj() else value)
+    return resolved
+
+
+def _complex_of(parts: Any) -> object:
+    """The complex numbers of real and imaginary parts, over the same memory."""
+    if isinstance(parts, np.ndarray):
+        return parts.view(f"complex{16 * parts.dtype.itemsize}")[..., 0]
+    return sys.modules["torch"].view_as_complex(parts)
 
 
 def _flatten_attributes(value: object, names: tuple[str, ...], where: str, leaves: list[Tensor]) -> Container:
@@ -150,7 +169,7 @@ def unflatten_arguments(structure: Structure, leaves: Sequence[object]) -> tuple
 def _maker(structure: Structure) -> Callable[[Iterator[object]], object]:
     """What takes the tensors of a structure from a row and makes its value."""
     if isinstance(structure, Leaf):
-        return next
+        return (lambda row: _complex_of(next(row))) if structure.is_complex else next
     if isinstance(structure, Constant):
         constant = structure.value
         return lambda row: constant
@@ -200,7 +219,7 @@ def to_json(structure: Structure) -> Json:
         TypeError: it has a constant or a class that another process could not find again.
     """
     if isinstance(structure, Leaf):
-        return "leaf"
+        return "complex leaf" if structure.is_complex else "leaf"
     if isinstance(structure, Constant):
         return _constant_to_json(structure.value)
     kind = structure.kind
@@ -217,8 +236,8 @@ def from_json(data: object) -> Structure:
     Raises:
         TypeError, KeyError, ValueError: the data is no structure, or this process has not imported a class that it names.
     """
-    if data == "leaf":
-        return LEAF
+    if data in ("leaf", "complex leaf"):
+        return LEAF if data == "leaf" else COMPLEX
     if not isinstance(data, dict):
         raise TypeError(f"{data!r} is no structure")
     if "constant" in data or "torch" in data:

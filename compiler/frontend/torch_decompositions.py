@@ -13,17 +13,21 @@ from ...runtime.errors import UnsupportedModelError
 if TYPE_CHECKING:
     import torch
 
+_SECOND_NAMES = ["divide", "greater", "greater_equal", "less", "less_equal", "multiply", "not_equal", "subtract", "true_divide"]
+
 
 def without_misread_calls(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """The program with operators taken apart of which it has a call that torch's exporter would translate into another one.
 
-    Label smoothing of a cross entropy; projections of an LSTM, whose steps are then written out; the divisor of an average pool.
+    Label smoothing of a cross entropy, and shares of classes in place of labels; projections of an LSTM, whose steps are then
+    written out; the divisor of an average pool; second names of operators, for which it does not bring operands to one type.
     """
     import torch
 
     aten = torch.ops.aten
     misread: dict[Callable[..., Any], Callable[[dict[str, Any]], bool]] = {
-        aten.cross_entropy_loss.default: lambda call: call["label_smoothing"] != 0.0,
+        **{getattr(aten, name).Tensor: lambda call: True for name in _SECOND_NAMES},
+        aten.cross_entropy_loss.default: lambda call: call["label_smoothing"] != 0.0 or _is_floating(call["target"]),
         aten.lstm.input: lambda call: _has_projections(call["params"], call["has_biases"]),
         aten.avg_pool2d.default: lambda call: call["divisor_override"] is not None,
         aten.avg_pool3d.default: lambda call: call["divisor_override"] is not None,
@@ -93,6 +97,10 @@ def _arguments(node: torch.fx.Node) -> dict[str, Any]:
     defaults = {parameter.name: parameter.default_value for parameter in parameters if parameter.has_default_value()}
     positional = {parameter.name: argument for parameter, argument in zip(parameters, node.args, strict=False)}
     return defaults | positional | node.kwargs
+
+
+def _is_floating(argument: Any) -> bool:
+    return bool(argument.meta["val"].is_floating_point())
 
 
 def _has_projections(parameters: list[Any], has_biases: bool) -> bool:

@@ -104,6 +104,13 @@ def import_exported_program(program: torch.export.ExportedProgram) -> ir.Model:
         UnsupportedModelError: operators of it have no ONNX form; all are named, with their source lines. Or one has none as it
             is called there.
     """
+    kinds = program.graph_signature.user_inputs, program.graph_signature.user_outputs
+    named = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    ports = [(name, named.get(name)) for names in kinds for name in names if isinstance(name, str)]
+    for name, value in ports:
+        if getattr(value, "is_complex", lambda: False)():
+            fix = "compile the module itself, or give and take torch.view_as_real of it"
+            raise UnsupportedModelError("torch.export.ExportedProgram", f"{name} is of complex numbers", fix)
     assumptions = Assumptions(program)
     with _quiet():
         model, changed = _translate(program)

@@ -7,7 +7,9 @@ from typing import Any
 
 from ...runtime.errors import UnsupportedModelError
 from .torch_attention import attention
+from .torch_images import images
 from .torch_recurrences import rnn
+from .torch_reductions import reductions
 
 Operator = Callable[..., Any]  # an overload of torch's
 Translation = Callable[..., Any]  # of onnxscript values and Python numbers to an onnxscript value
@@ -32,14 +34,12 @@ def translations() -> dict[Operator, Translation]:
         aten.median.dim: _median_of_axis,
         aten.median.default: _median,
         aten.masked_select.default: _masked_select,
-        aten._adaptive_avg_pool3d.default: _adaptive_average,
-        aten.adaptive_max_pool1d.default: _adaptive_maximum(1),
-        aten.adaptive_max_pool2d.default: _adaptive_maximum(2),
-        aten.adaptive_max_pool3d.default: _adaptive_maximum(3),
         aten._pdist_forward.default: _pdist,
         aten.copy.default: _copy,
-        aten.conv3d.default: _convolve_volume,
+        **images(),
+        **reductions(),
         aten.scaled_dot_product_attention.default: attention,
+        aten._native_batch_norm_legit_functional.default: _batch_norm,
         aten.rnn_tanh.input: rnn("Tanh"),
         aten.rnn_relu.input: rnn("Relu"),
         torch.ops.prims.prod.default: _product,
@@ -241,74 +241,6 @@ def _masked_select(self: Any, mask: Any) -> Any:
     return op.Compress(op.Reshape(op.Expand(self, op.Shape(mask)), [-1]), op.Reshape(chosen, [-1]))
 
 
-def _adaptive_average(self: Any, output_size: Sequence[int]) -> Any:
-    """Averages over boxes that cut each of the last axes into `output_size` parts, which overlap where sizes do not divide.
-
-    The part `i` of `n` of an axis of `size` elements is [floor(i * size / n), ceil((i + 1) * size / n)). A box's average is that
-    of the averages along each axis: a product with a constant matrix for each.
-    """
-    import numpy as np
-    import onnx_ir as ir
-    from onnxscript.onnx_opset import opset18 as op
-
-    result, rank = self, len(self.shape)
-    for axis, parts in zip(range(rank - len(output_size), rank), output_size, strict=True):
-        size = self.shape[axis]
-        if not isinstance(size, int):
-            raise UnsupportedModelError("adaptive_avg_pool", f"an axis of {size} elements", "fix the size of what is pooled")
-        weights = np.zeros((size, parts), np.float32)
-        for part in range(parts):
-            begin, end = part * size // parts, -(-(part + 1) * size // parts)
-            weights[begin:end, part] = 1 / (end - begin)
-        matrix = op.CastLike(op.Constant(value=ir.tensor(weights)), self)
-        order = [*(other for other in range(rank) if other != axis), axis]
-        product = op.MatMul(op.Transpose(result, perm=order), matrix)
-        result = op.Transpose(product, perm=[order.index(place) for place in range(rank)])
-    return result
-
-
-def _adaptive_maximum(axes: int) -> Translation:
-    """Maxima over the boxes of `_adaptive_average` of the last `axes` axes, and which elements of these, in a row, they are."""
-
-    def translated(self: Any, output_size: Sequence[int]) -> Any:
-        from onnxscript.onnx_opset import opset18 as op
-
-        parts, lead = list(output_size) * (axes // len(output_size)), len(self.shape) - axes
-        if set(parts) == {1}:  # of all elements, whose number a call may decide
-            flat = op.Reshape(self, [0] * lead + [-1])
-            shape = [0] * lead + [1] * axes
-            return op.Reshape(op.ReduceMax(flat, [-1]), shape), op.Reshape(op.ArgMax(flat, axis=-1), shape)
-        boxes, places = _boxes(self, parts, lead)
-        first = op.ArgMax(boxes, axis=-1)  # [..., parts]
-        spread = op.Expand(places, op.Shape(boxes))
-        return op.ReduceMax(boxes, [-1], keepdims=0), op.Squeeze(op.GatherElements(spread, first, axis=-1), [-1])
-
-    return translated
-
-
-def _boxes(self: Any, parts: Sequence[int], lead: int) -> tuple[Any, Any]:
-    """The elements of each box [..., parts, elements], and which of a plane they are [parts, elements]. Boxes have as many as the
-    largest, its last ones more than once where there are fewer."""
-    import numpy as np
-    import onnx_ir as ir
-    from onnxscript.onnx_opset import opset18 as op
-
-    sizes = self.shape[lead:]
-    if not all(isinstance(size, int) for size in sizes):
-        raise UnsupportedModelError("adaptive_max_pool", f"a plane of {sizes} elements", "fix the size of what is pooled")
-    places = np.zeros((1,) * (2 * len(sizes)), np.int64)
-    for axis, (size, count) in enumerate(zip(sizes, parts, strict=True)):
-        bounds = [(part * size // count, -(-(part + 1) * size // count)) for part in range(count)]
-        widest = max(end - begin for begin, end in bounds)
-        along = np.array([[min(begin + i, end - 1) for i in range(widest)] for begin, end in bounds])
-        shape = [1] * (2 * len(sizes))
-        shape[axis], shape[len(sizes) + axis] = count, widest
-        places = places * size + along.reshape(shape)
-    places = places.reshape(*parts, -1)
-    flat = op.Reshape(self, [0] * lead + [-1])
-    return op.Gather(flat, op.Constant(value=ir.tensor(places)), axis=lead), op.Constant(value=ir.tensor(places))
-
-
 def _pdist(self: Any, p: float = 2.0) -> Any:
     """The p-norms of the differences of all pairs of rows [N, M], a pair once: [N * (N - 1) / 2]."""
     from onnxscript.onnx_opset import opset18 as op
@@ -322,24 +254,44 @@ def _pdist(self: Any, p: float = 2.0) -> Any:
     return op.Reshape(distances, [-1])
 
 
-def _convolve_volume(
+def _batch_norm(
     input: Any,
     weight: Any,
-    bias: Any = None,
-    stride: Sequence[int] = (1, 1, 1),
-    padding: Sequence[int] = (0, 0, 0),
-    dilation: Sequence[int] = (1, 1, 1),
-    groups: int = 1,
-) -> Any:
-    """A convolution of volumes, or of one without a batch. Where it has no bias, torch's exporter makes zeros [channels, 2]."""
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Any, ...]:
+    """Each channel by its mean and variance in this batch, [N, C, ...] as those of inputs of one channel; those and the running
+    ones. torch's exporter takes the running ones, as where nothing is trained: there this operator is another."""
+    import onnx_ir as ir
     from onnxscript.onnx_opset import opset18 as op
 
-    strides, pads, dilations = (list(sizes) * (3 // len(sizes)) for sizes in (stride, padding, dilation))
-    is_alone = len(input.shape) == 4
-    volumes = op.Unsqueeze(input, [0]) if is_alone else input
-    operands = (volumes, weight) if bias is None else (volumes, weight, bias)
-    result = op.Conv(*operands, strides=strides, pads=pads * 2, dilations=dilations, group=groups)
-    return op.Squeeze(result, [0]) if is_alone else result
+    rank = len(input.shape)
+    axes, shape = [axis for axis in range(rank) if axis != 1], [-1] + [1] * (rank - 2)
+    x = op.Cast(input, to=ir.DataType.FLOAT)
+    mean = op.ReduceMean(x, axes, keepdims=1)
+    variance = op.ReduceMean(op.Mul(op.Sub(x, mean), op.Sub(x, mean)), axes, keepdims=1)
+    of_input = running_mean is not None and running_var is not None and not training
+    if of_input:
+        mean, variance = (op.Reshape(op.Cast(one, to=ir.DataType.FLOAT), shape) for one in (running_mean, running_var))
+    deviation = op.Reciprocal(op.Sqrt(op.Add(variance, eps)))
+    result = op.Mul(op.Sub(x, mean), deviation)
+    for one, combine in ((weight, op.Mul), (bias, op.Add)):
+        result = result if one is None else combine(result, op.Reshape(op.Cast(one, to=ir.DataType.FLOAT), shape))
+    if running_mean is None or running_var is None or of_input:
+        renewed = running_mean, running_var
+    else:
+        count = op.Cast(op.Div(op.Size(input), op.Squeeze(op.Shape(input, start=1, end=2))), to=ir.DataType.FLOAT)
+        unbiased = op.Mul(variance, op.Div(count, op.Sub(count, 1.0)))
+        pairs = ((running_mean, mean), (running_var, unbiased))
+        renewed = tuple(
+            op.Add(op.Mul(old, op.CastLike(1.0 - momentum, old)), op.CastLike(op.Mul(op.Reshape(new, [-1]), momentum), old))
+            for old, new in pairs
+        )
+    return op.CastLike(result, input), op.Reshape(mean, [-1]), op.Reshape(deviation, [-1]), *renewed
 
 
 def _copy(self: Any, src: Any, non_blocking: bool = False) -> Any:

@@ -150,6 +150,7 @@ def _sized_axes(group: Group, anchor: Op) -> list[SizedResampling] | Refusal:
         anchor.attribute("mode", "nearest"),
         anchor.attribute("coordinate_transformation_mode", "half_pixel"),
         anchor.attribute("nearest_mode", "round_prefer_floor"),
+        anchor.attribute("cubic_coeff_a", -0.75),
     )
     found = [SizedResampling(i, o, factors.get(axis), *how) for axis, (i, o) in enumerate(zip(source, result, strict=True))]
     reasons = [axis.obstacle for axis in found if not axis.is_identity and axis.obstacle]

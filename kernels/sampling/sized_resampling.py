@@ -11,7 +11,7 @@ from ...runtime.symbolic.shapes import equal
 from ...runtime.symbolic.sizes import Size, SizeLike
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 
-_MODES = frozenset(["nearest", "linear"])
+_TAPS = {"nearest": 1, "linear": 2, "cubic": 4}  # by the modes
 _COORDINATES = frozenset(["align_corners", "asymmetric", "half_pixel", "pytorch_half_pixel"])
 
 
@@ -25,6 +25,7 @@ class SizedResampling:
     mode: str
     coordinates: str
     nearest: str
+    cubic_a: float
 
     @property
     def is_identity(self) -> bool:
@@ -32,7 +33,7 @@ class SizedResampling:
 
     @property
     def taps(self) -> int:
-        return 1 if self.mode == "nearest" else 2
+        return _TAPS[self.mode]
 
     @property
     def overhangs(self) -> bool:
@@ -42,7 +43,7 @@ class SizedResampling:
     @property
     def obstacle(self) -> str:
         """Why there are no tables for a call's sizes; empty if there are."""
-        if self.mode not in _MODES or self.coordinates not in _COORDINATES:
+        if self.mode not in _TAPS or self.coordinates not in _COORDINATES:
             return f"{self.mode} by {self.coordinates} needs sizes that are known before a call"
         return ""
 
@@ -60,15 +61,27 @@ class SizedResampling:
             if self.mode == "nearest":
                 builder.store(index, place, clamped(_ROUNDINGS[self.nearest](x)))
             else:
-                below = builder.name(tirx.floor(x))
-                first, second = clamped(below), clamped(below + _float(1))
+                below, reach = builder.name(tirx.floor(x)), self.taps // 2
                 part = builder.name(x - below)
-                is_one = builder.bind(tirx.Or(tirx.EQ(first, second), tirx.EQ(part, _float(0))))  # a weight of 0 makes inf a NaN
-                builder.store(index, place, first)
-                builder.store(index, outputs + place, tirx.Select(is_one, first, second))
-                for row, share in ((0, _float(1) - part), (1, part)):
-                    builder.store(weight, row * outputs + place, tirx.Cast(dtype, tirx.Select(is_one, _float(0.5), share)))
+                places = [clamped(below + _float(step)) for step in range(1 - reach, reach + 1)]
+                first, last = places[reach - 1], places[-1]
+                is_alone = tirx.And(tirx.EQ(places[0], first), tirx.EQ(first, last))
+                is_one = builder.bind(tirx.Or(is_alone, tirx.EQ(part, _float(0))))  # a weight of 0 makes inf a NaN
+                for row, (at, share) in enumerate(zip(places, self._shares(part), strict=True)):
+                    builder.store(index, row * outputs + place, tirx.Select(is_one, first, at))
+                    share = tirx.Select(is_one, _float(1 / self.taps), share)
+                    builder.store(weight, row * outputs + place, tirx.Cast(dtype, share))
         return {"index": index, "weight": weight}
+
+    def _shares(self, part: Expr) -> list[Expr]:
+        """The weights of the neighbours of a coordinate that is `part` behind one: as `Resampling` has them."""
+        if self.mode == "linear":
+            return [_float(1) - part, part]
+        a = self.cubic_a
+        near, far = (part, _float(1) - part), (part + _float(1), _float(2) - part)
+        inner = [((_float(a + 2) * x - _float(a + 3)) * x * x + _float(1)) for x in near]
+        outer = [((_float(a) * x - _float(5 * a)) * x + _float(8 * a)) * x - _float(4 * a) for x in far]
+        return [outer[0], *inner, outer[1]]
 
     def _scale(self, inputs: Expr, outputs: Expr) -> Expr:
         if self.scale is not None:

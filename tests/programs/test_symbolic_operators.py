@@ -82,6 +82,8 @@ MODELS = {
             'mode = "linear"',
             'mode = "linear", coordinate_transformation_mode = "align_corners"',
             'mode = "linear", coordinate_transformation_mode = "pytorch_half_pixel"',
+            'mode = "cubic", coordinate_transformation_mode = "pytorch_half_pixel"',
+            'mode = "cubic", coordinate_transformation_mode = "align_corners", cubic_coeff_a = -0.5',
             'mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"',
             'mode = "nearest", nearest_mode = "round_prefer_ceil"',
         )
@@ -91,6 +93,14 @@ MODELS = {
         r = Resize <mode = "linear"> (x, , scales)
         y = Relu(r)
     }""",
+    **{
+        f"Resize by fractions, {mode}": f"""(float[2,3,N,M] x) => (float[2,3,A,B] y) {{
+            scales = Constant <value = float[4] {{1.0, 1.0, 0.5, 1.25}}> ()
+            r = Resize <mode = "{mode}"> (x, , scales)
+            y = Relu(r)
+        }}"""
+        for mode in ("nearest", "linear", "cubic")
+    },
     "Range downwards": """(float[N,M] x) => (float[N,M] y) {
         s = Shape <start = 1, end = 2> (x)
         zero = Constant <value = int64 {0}> ()

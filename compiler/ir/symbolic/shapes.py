@@ -24,6 +24,7 @@ _TRUSTED_OPERATORS = """
     GlobalMaxPool GroupNormalization Hardmax Identity InstanceNormalization LRN LogSoftmax LpPool MaxPool OneHot ReduceL1
     ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Softmax
     Transpose Trilu"""
+_LARGEST_FRACTION = 64  # of a size by which images are scaled: products of 32-bit numbers hold their sizes
 _TRUSTED = frozenset(_TRUSTED_OPERATORS.split())
 
 
@@ -313,7 +314,7 @@ def _recurrent(question: Question) -> list[Sizes]:
 
 
 def _resized(question: Question) -> list[Sizes]:
-    """By scales of all axes; of what a call decides, by whole ones."""
+    """By scales of all axes; of what a call decides, by binary fractions such as 0.5 and 1.25."""
     scales, shape = question.values(2), question.shape()
     if not scales and (sizes := question.values(3)):
         if question.node.attributes.get_string("keep_aspect_ratio_policy", "stretch") != "stretch":
@@ -323,9 +324,17 @@ def _resized(question: Question) -> list[Sizes]:
         return [tuple(given.get(axis, dim) for axis, dim in enumerate(shape))]
     if not scales or len(scales) != len(shape):
         raise _UnknownError
-    if any(isinstance(dim, Size) and scale != int(scale) for dim, scale in zip(shape, scales, strict=True)):
+    return [tuple(_scaled(dim, float(scale)) for dim, scale in zip(shape, scales, strict=True))]
+
+
+def _scaled(dim: SizeLike, scale: float) -> SizeLike:
+    """The whole number below their product."""
+    if not isinstance(dim, Size):
+        return int(dim * scale)
+    above, below = scale.as_integer_ratio()
+    if below > _LARGEST_FRACTION:
         raise _UnknownError
-    return [tuple(dim * int(s) if s == int(s) else int(dim * s) for dim, s in zip(shape, scales, strict=True))]
+    return dim * above // below
 
 
 def _shape(question: Question) -> list[Sizes]:

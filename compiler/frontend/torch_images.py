@@ -1,0 +1,160 @@
+"""ONNX forms of what torch does with images, rows and volumes where torch's own exporter has none, or a wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...runtime.errors import UnsupportedModelError
+
+Translation = Callable[..., Any]
+
+
+def images() -> dict[Callable[..., Any], Translation]:
+    """The translation of each operator, for torch.onnx.export."""
+    import torch
+
+    aten = torch.ops.aten
+    return {
+        aten._adaptive_avg_pool3d.default: _adaptive_average,
+        aten.adaptive_max_pool1d.default: _adaptive_maximum(1),
+        aten.adaptive_max_pool2d.default: _adaptive_maximum(2),
+        aten.adaptive_max_pool3d.default: _adaptive_maximum(3),
+        aten.conv3d.default: _convolve_volume,
+        aten.grid_sampler_3d.default: _sample_volume,
+        aten.upsample_linear1d.default: _resampled_row,
+        aten.upsample_bilinear2d.vec: _resampled("linear"),
+        aten.upsample_trilinear3d.vec: _resampled("linear"),
+        aten.upsample_bicubic2d.vec: _resampled("cubic"),
+    }
+
+
+def _adaptive_average(self: Any, output_size: Sequence[int]) -> Any:
+    """Averages over boxes that cut each of the last axes into `output_size` parts, which overlap where sizes do not divide.
+
+    The part `i` of `n` of an axis of `size` elements is [floor(i * size / n), ceil((i + 1) * size / n)). A box's average is that
+    of the averages along each axis: a product with a constant matrix for each.
+    """
+    import numpy as np
+    import onnx_ir as ir
+    from onnxscript.onnx_opset import opset18 as op
+
+    result, rank = self, len(self.shape)
+    for axis, parts in zip(range(rank - len(output_size), rank), output_size, strict=True):
+        size = self.shape[axis]
+        if not isinstance(size, int):
+            raise UnsupportedModelError("adaptive_avg_pool", f"an axis of {size} elements", "fix the size of what is pooled")
+        weights = np.zeros((size, parts), np.float32)
+        for part in range(parts):
+            begin, end = part * size // parts, -(-(part + 1) * size // parts)
+            weights[begin:end, part] = 1 / (end - begin)
+        matrix = op.CastLike(op.Constant(value=ir.tensor(weights)), self)
+        order = [*(other for other in range(rank) if other != axis), axis]
+        product = op.MatMul(op.Transpose(result, perm=order), matrix)
+        result = op.Transpose(product, perm=[order.index(place) for place in range(rank)])
+    return result
+
+
+def _adaptive_maximum(axes: int) -> Translation:
+    """Maxima over the boxes of `_adaptive_average` of the last `axes` axes, and which elements of these, in a row, they are."""
+
+    def translated(self: Any, output_size: Sequence[int]) -> Any:
+        from onnxscript.onnx_opset import opset18 as op
+
+        parts, lead = list(output_size) * (axes // len(output_size)), len(self.shape) - axes
+        if set(parts) == {1}:  # of all elements, whose number a call may decide
+            flat = op.Reshape(self, [0] * lead + [-1])
+            shape = [0] * lead + [1] * axes
+            return op.Reshape(op.ReduceMax(flat, [-1]), shape), op.Reshape(op.ArgMax(flat, axis=-1), shape)
+        boxes, places = _boxes(self, parts, lead)
+        first = op.ArgMax(boxes, axis=-1)  # [..., parts]
+        spread = op.Expand(places, op.Shape(boxes))
+        return op.ReduceMax(boxes, [-1], keepdims=0), op.Squeeze(op.GatherElements(spread, first, axis=-1), [-1])
+
+    return translated
+
+
+def _boxes(self: Any, parts: Sequence[int], lead: int) -> tuple[Any, Any]:
+    """The elements of each box [..., parts, elements], and which of a plane they are [parts, elements]. Boxes have as many as the
+    largest, its last ones more than once where there are fewer."""
+    import numpy as np
+    import onnx_ir as ir
+    from onnxscript.onnx_opset import opset18 as op
+
+    sizes = self.shape[lead:]
+    if not all(isinstance(size, int) for size in sizes):
+        raise UnsupportedModelError("adaptive_max_pool", f"a plane of {sizes} elements", "fix the size of what is pooled")
+    places = np.zeros((1,) * (2 * len(sizes)), np.int64)
+    for axis, (size, count) in enumerate(zip(sizes, parts, strict=True)):
+        bounds = [(part * size // count, -(-(part + 1) * size // count)) for part in range(count)]
+        widest = max(end - begin for begin, end in bounds)
+        along = np.array([[min(begin + i, end - 1) for i in range(widest)] for begin, end in bounds])
+        shape = [1] * (2 * len(sizes))
+        shape[axis], shape[len(sizes) + axis] = count, widest
+        places = places * size + along.reshape(shape)
+    places = places.reshape(*parts, -1)
+    flat = op.Reshape(self, [0] * lead + [-1])
+    return op.Gather(flat, op.Constant(value=ir.tensor(places)), axis=lead), op.Constant(value=ir.tensor(places))
+
+
+def _convolve_volume(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Sequence[int] = (1, 1, 1),
+    padding: Sequence[int] = (0, 0, 0),
+    dilation: Sequence[int] = (1, 1, 1),
+    groups: int = 1,
+) -> Any:
+    """A convolution of volumes, or of one without a batch. Where it has no bias, torch's exporter makes zeros [channels, 2]."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    strides, pads, dilations = (list(sizes) * (3 // len(sizes)) for sizes in (stride, padding, dilation))
+    is_alone = len(input.shape) == 4
+    volumes = op.Unsqueeze(input, [0]) if is_alone else input
+    operands = (volumes, weight) if bias is None else (volumes, weight, bias)
+    result = op.Conv(*operands, strides=strides, pads=pads * 2, dilations=dilations, group=groups)
+    return op.Squeeze(result, [0]) if is_alone else result
+
+
+def _sample_volume(input: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
+    """A volume [N, C, D, H, W] at places [N, D', H', W', 3] in [-1, 1]."""
+    from onnxscript.onnx_opset import opset20 as op
+
+    mode, padding = ("linear", "nearest", "cubic")[interpolation_mode], ("zeros", "border", "reflection")[padding_mode]
+    return op.GridSample(input, grid, mode=mode, padding_mode=padding, align_corners=int(align_corners))
+
+
+def _resampled(mode: str) -> Translation:
+    """Images of given sizes, or of the whole numbers below `scale_factors` times their sizes. Where their corners are aligned,
+    torch takes the quotient of the sizes for the scale, not what was given."""
+
+    def translated(input: Any, output_size: Any, align_corners: bool, scale_factors: Sequence[float] | None) -> Any:
+        import onnx_ir as ir
+        from onnxscript.onnx_opset import opset18 as op
+
+        how = {"mode": mode, "coordinate_transformation_mode": "align_corners" if align_corners else "pytorch_half_pixel"}
+        how |= {"cubic_coeff_a": -0.75} if mode == "cubic" else {}
+        if scale_factors is not None and not align_corners:
+            return op.Resize(input, None, op.Constant(value_floats=[1.0, 1.0, *scale_factors]), **how)
+        if scale_factors is None:
+            sizes = op.Cast(output_size, to=ir.DataType.INT64)
+        elif all(isinstance(size, int) for size in input.shape[2:]):
+            scaled = [int(size * scale) for size, scale in zip(input.shape[2:], scale_factors, strict=True)]
+            sizes = op.Constant(value_ints=scaled)
+        elif all(scale == int(scale) for scale in scale_factors):
+            sizes = op.Mul(op.Shape(input, start=2), op.Constant(value_ints=list(map(int, scale_factors))))
+        else:
+            scales = op.Cast(op.Constant(value_floats=list(scale_factors)), to=ir.DataType.DOUBLE)
+            sizes = op.Cast(
+                op.Floor(op.Mul(op.Cast(op.Shape(input, start=2), to=ir.DataType.DOUBLE), scales)), to=ir.DataType.INT64
+            )
+        return op.Resize(input, None, None, op.Concat(op.Shape(input, start=0, end=2), sizes, axis=0), **how)
+
+    return translated
+
+
+def _resampled_row(self: Any, output_size: Any, align_corners: bool, scales: float | None = None) -> Any:
+    """As `_resampled`, of rows; their sizes are given in any case."""
+    is_scaled = scales is not None and not align_corners
+    return _resampled("linear")(self, output_size, align_corners, [scales] if is_scaled else None)

@@ -1,0 +1,114 @@
+"""ONNX forms of torch's greatest and least elements and sorts that torch's own exporter has none for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...runtime.errors import UnsupportedModelError
+
+
+def reductions() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """The translation of each operator, for torch.onnx.export."""
+    import torch
+
+    aten, prims = torch.ops.aten, torch.ops.prims
+    return {
+        aten.amax.default: _extreme("ReduceMax"),
+        aten.amin.default: _extreme("ReduceMin"),
+        aten.aminmax.default: _extremes,
+        aten.sort.stable: _sorted,
+        aten.cummax.default: _running(">="),
+        aten.cummin.default: _running("<="),
+        prims.fmax.default: _number_of_two("Max"),
+        prims.fmin.default: _number_of_two("Min"),
+        aten.fmax.default: _number_of_two("Max"),
+        aten.fmin.default: _number_of_two("Min"),
+    }
+
+
+def _extreme(operator: str) -> Callable[..., Any]:
+    """The greatest or least element along some axes; along all if none is named."""
+
+    def translated(self: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+        from onnxscript.onnx_opset import opset18 as op
+
+        if len(self.shape) == 0:
+            return op.Identity(self)
+        axes = [dim] if isinstance(dim, int) else list(dim) or list(range(len(self.shape)))
+        return getattr(op, operator)(self, op.Constant(value_ints=axes), keepdims=int(keepdim))
+
+    return translated
+
+
+def _extremes(self: Any, *, dim: int | None = None, keepdim: bool = False) -> tuple[Any, Any]:
+    """The least and the greatest element along an axis, or of all."""
+    axes = () if dim is None else (dim,)
+    is_kept = keepdim and dim is not None
+    least, greatest = (_extreme(operator)(self, axes, is_kept) for operator in ("ReduceMin", "ReduceMax"))
+    if dim is None and keepdim:
+        from onnxscript.onnx_opset import opset18 as op
+
+        ones = op.Constant(value_ints=[1] * len(self.shape))
+        return (op.Reshape(least, ones), op.Reshape(greatest, ones)) if len(self.shape) else (least, greatest)
+    return least, greatest
+
+
+def _sorted(self: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
+    """All elements along an axis in order, and their places; equal ones stay in theirs, as TopK of all does it."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    if len(self.shape) == 0:
+        return op.Identity(self), op.Constant(value_int=0)
+    axis = dim % len(self.shape)
+    return op.TopK(self, op.Shape(self, start=axis, end=axis + 1), axis=axis, largest=int(descending), sorted=1)
+
+
+def _running(sign: str) -> Callable[..., Any]:
+    """The greatest or least element so far along an axis, and the last place where it stood; a NaN stays.
+
+    In log2(n) steps, each with what lies twice as far back (Hillis and Steele, CACM 29/12, 1986).
+    """
+
+    def translated(self: Any, dim: int) -> tuple[Any, Any]:
+        import numpy as np
+        import onnx_ir as ir
+        from onnxscript.onnx_opset import opset18 as op
+
+        rank = len(self.shape)
+        if rank == 0:
+            return op.Identity(self), op.Constant(value_int=0)
+        axis = dim % rank
+        extent = self.shape[axis]
+        if not isinstance(extent, int):
+            raise UnsupportedModelError("cummax", f"an axis of {extent} elements", "fix its size")
+        places = np.arange(extent).reshape([-1 if one == axis else 1 for one in range(rank)])
+        value, place, back = self, op.Expand(op.Constant(value=ir.tensor(places)), op.Shape(self)), 1
+        while back < extent:
+            head, tail, earlier = [0], [extent], [-back]
+            new, at = (op.Slice(one, [back], tail, [axis]) for one in (value, place))
+            old, old_at = (op.Slice(one, head, earlier, [axis]) for one in (value, place))
+            is_new = op.GreaterOrEqual(new, old) if sign == ">=" else op.LessOrEqual(new, old)
+            if self.dtype.is_floating_point():
+                is_new = op.Or(is_new, op.IsNaN(new))
+            kept, kept_at = (op.Slice(one, head, [back], [axis]) for one in (value, place))
+            value = op.Concat(kept, op.Where(is_new, new, old), axis=axis)
+            place = op.Concat(kept_at, op.Where(is_new, at, old_at), axis=axis)
+            back *= 2
+        return value, place
+
+    return translated
+
+
+def _number_of_two(operator: str) -> Callable[..., Any]:
+    """The greater or lesser of two elements; the other one where one is NaN."""
+
+    def translated(self: Any, other: Any) -> Any:
+        from onnxscript.onnx_opset import opset18 as op
+
+        best = getattr(op, operator)(self, other)
+        if not self.dtype.is_floating_point():
+            return best
+        return op.Where(op.IsNaN(self), other, op.Where(op.IsNaN(other), self, best))
+
+    return translated

@@ -1,0 +1,47 @@
+"""What torch does with images where its exporter has no form, or a wrong one, against torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from .applied import check
+
+SIZES = {"linear": (7,), "bilinear": (5, 7), "bicubic": (5, 7), "trilinear": (3, 5, 7)}
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize("mode", SIZES)
+def test_resampling_by_fractions(mode: str, aligned: bool) -> None:
+    """With aligned corners the exporter's form was 6 off: it kept the scale, where torch takes the quotient of the sizes."""
+    x = torch.randn(2, 3, *SIZES[mode])
+    for scale in (1.7, 2.0, 0.6):
+        check(lambda x, s=scale: functional.interpolate(x, scale_factor=s, mode=mode, align_corners=aligned), x)
+    check(lambda x: functional.interpolate(x, size=SIZES[mode][::-1], mode=mode, align_corners=aligned), x)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_volumes_at_places(mode: str, padding: str) -> None:
+    x, grid = torch.randn(2, 3, 4, 5, 6), torch.rand(2, 3, 4, 2, 3) * 2.4 - 1.2
+    for aligned in (False, True):
+        check(lambda x, g, a=aligned: functional.grid_sample(x, g, mode, padding, align_corners=a), x, grid)
+
+
+@pytest.mark.parametrize("has_affine", [False, True])
+def test_normalization_by_the_batch_itself(has_affine: bool) -> None:
+    """The exporter takes running means, also where a function is told to train."""
+    x, mean, variance = torch.randn(4, 3, 5, 6) * 3 + 1, torch.randn(3), torch.rand(3) + 0.5
+    affine = (torch.randn(3), torch.randn(3)) if has_affine else ()
+    check(lambda x, m, v, *a: functional.batch_norm(x, m.clone(), v.clone(), *a, training=True), x, mean, variance, *affine)
+    check(lambda x, *a: functional.batch_norm(x, None, None, *a, training=True), x, *affine)
+    check(lambda x, m, v, *a: functional.batch_norm(x, m, v, *a, training=False), x, mean, variance, *affine)
+
+
+def test_running_means_are_renewed() -> None:
+    def renewed(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mean, variance = mean.clone(), variance.clone()
+        return functional.batch_norm(x, mean, variance, training=True, momentum=0.3), mean, variance
+
+    check(renewed, torch.randn(4, 3, 5) * 3 + 1, torch.randn(3), torch.rand(3) + 0.5)

@@ -1,0 +1,57 @@
+"""Greatest and least elements, sorts, second names of operators and losses, against torch."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .applied import check
+
+
+def test_greatest_and_least() -> None:
+    x = torch.randn(3, 4, 5)
+    check(lambda x: (torch.amax(x), torch.amin(x), x.amax((0, 2)), x.amin(-1, keepdim=True)), x)
+    check(lambda x: (*torch.aminmax(x), *torch.aminmax(x, dim=1), *torch.aminmax(x, dim=0, keepdim=True)), x)
+    check(lambda x: (torch.amax(x), *torch.aminmax(x)), torch.tensor(2.0))
+
+
+def test_numbers_are_taken_before_none() -> None:
+    a = torch.tensor([1.0, math.nan, 3.0, math.nan, -0.5])
+    b = torch.tensor([2.0, 1.0, math.nan, math.nan, -1.0])
+    check(lambda a, b: (torch.fmax(a, b), torch.fmin(a, b)), a, b)
+
+
+@pytest.mark.parametrize("extent", [1, 2, 7, 64, 65])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_running_extremes(extent: int, dtype: torch.dtype) -> None:
+    """Of equal elements the last place is named; a NaN stays."""
+    x = torch.randint(-3, 4, (3, extent, 2)).to(dtype)
+    if dtype.is_floating_point and extent > 6:
+        x[1, 5, 0] = math.nan
+    check(lambda x: (*torch.cummax(x, 1), *torch.cummin(x, 1)), x)
+
+
+def test_stable_sorts() -> None:
+    x = torch.randint(0, 4, (3, 50)).float()
+    check(lambda x: (*torch.sort(x, stable=True), torch.argsort(x, dim=0, descending=True, stable=True)), x)
+
+
+@pytest.mark.parametrize("name", ["divide", "true_divide", "multiply", "subtract", "greater", "less_equal", "not_equal"])
+def test_second_names_bring_operands_to_one_type(name: str) -> None:
+    """The exporter did so for torch.div, not for torch.divide."""
+    numbers = (torch.randn(3, 4), torch.randint(1, 5, (3, 4)), torch.rand(3, 4) > 0.5, torch.randn(3, 4, dtype=torch.float64))
+    for a, b in product(numbers, numbers):
+        if name != "subtract" or torch.bool not in (a.dtype, b.dtype):
+            check(getattr(torch, name), a, b)
+
+
+def test_shares_of_classes_in_place_of_labels() -> None:
+    def loss(x: Tensor, shares: Tensor) -> tuple[Tensor, ...]:
+        return functional.cross_entropy(x, shares), functional.cross_entropy(x, shares, reduction="none", label_smoothing=0.1)
+
+    check(loss, torch.randn(4, 5), torch.rand(4, 5).softmax(-1))
