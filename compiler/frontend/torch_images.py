@@ -133,7 +133,10 @@ def _resampled(mode: str) -> Translation:
         import onnx_ir as ir
         from onnxscript.onnx_opset import opset18 as op
 
-        how = {"mode": mode, "coordinate_transformation_mode": "align_corners" if align_corners else "pytorch_half_pixel"}
+        how: dict[str, Any] = {
+            "mode": mode,
+            "coordinate_transformation_mode": "align_corners" if align_corners else "pytorch_half_pixel",
+        }
         how |= {"cubic_coeff_a": -0.75} if mode == "cubic" else {}
         if scale_factors is not None and not align_corners:
             return op.Resize(input, None, op.Constant(value_floats=[1.0, 1.0, *scale_factors]), **how)

@@ -10,6 +10,7 @@ from .torch_attention import attention
 from .torch_images import images
 from .torch_recurrences import rnn
 from .torch_reductions import reductions
+from .torch_scatters import scatters
 
 Operator = Callable[..., Any]  # an overload of torch's
 Translation = Callable[..., Any]  # of onnxscript values and Python numbers to an onnxscript value
@@ -38,6 +39,10 @@ def translations() -> dict[Operator, Translation]:
         aten.copy.default: _copy,
         **images(),
         **reductions(),
+        **scatters(),
+        torch.ops.prims.view_of.default: _itself,
+        aten.special_erfcx.default: _scaled_tail,
+        aten.special_log_ndtr.default: _log_of_normal,
         aten.scaled_dot_product_attention.default: attention,
         aten._native_batch_norm_legit_functional.default: _batch_norm,
         aten.rnn_tanh.input: rnn("Tanh"),
@@ -112,6 +117,55 @@ def _erfinv(self: Any) -> Any:
     scale = op.Where(op.Less(w, 5.0), middle, tail)
     infinite = op.Mul(x, op.Constant(value_float=float("inf")))
     return op.CastLike(op.Where(op.Equal(op.Abs(x), 1.0), infinite, op.Mul(scale, x)), self)
+
+
+# W. Press et al., "Numerical Recipes", 1992, 6.2: erfc(x) exp(x^2) = t exp(P(t)), t = 1 / (1 + x / 2), to 1.2e-7; P from the
+# highest power down.
+_TAIL = (
+    0.17087277,
+    -0.82215223,
+    1.48851587,
+    -1.13520398,
+    0.27886807,
+    -0.18628806,
+    0.09678418,
+    0.37409196,
+    1.00002368,
+    -1.26551223,
+)
+
+
+def _scaled_tail(self: Any) -> Any:
+    """erfc(x) exp(x^2), where the factors alone are 0 and infinite, too."""
+    import onnx_ir as ir
+    from onnxscript.onnx_opset import opset18 as op
+
+    x = op.Cast(self, to=ir.DataType.FLOAT)
+    away = op.Abs(x)
+    t = op.Reciprocal(op.Add(op.Mul(away, 0.5), 1.0))
+    value = op.Constant(value_float=_TAIL[0])
+    for coefficient in _TAIL[1:]:
+        value = op.Add(op.Mul(value, t), coefficient)
+    tail = op.Mul(t, op.Exp(value))
+    return op.CastLike(op.Where(op.Less(x, 0.0), op.Sub(op.Mul(op.Exp(op.Mul(x, x)), 2.0), tail), tail), self)
+
+
+def _log_of_normal(self: Any) -> Any:
+    """The logarithm of the share of a normal distribution below x."""
+    import onnx_ir as ir
+    from onnxscript.onnx_opset import opset18 as op
+
+    x = op.Cast(self, to=ir.DataType.FLOAT)
+    scaled = op.Mul(x, -(0.5**0.5))
+    below = op.Sub(op.Log(op.Mul(_scaled_tail(op.Max(scaled, 0.0)), 0.5)), op.Mul(scaled, scaled))
+    above = op.Log(op.Sub(1.0, op.Mul(op.Sub(1.0, op.Erf(op.Neg(scaled))), 0.5)))
+    return op.CastLike(op.Where(op.Less(x, -1.0), below, above), self)
+
+
+def _itself(self: Any) -> Any:
+    from onnxscript.onnx_opset import opset18 as op
+
+    return op.Identity(self)
 
 
 def _cdist(x1: Any, x2: Any, p: float, compute_mode: Any = None) -> Any:

@@ -61,7 +61,8 @@ def _sorted(self: Any, *, stable: bool | None = None, dim: int = -1, descending:
     if len(self.shape) == 0:
         return op.Identity(self), op.Constant(value_int=0)
     axis = dim % len(self.shape)
-    return op.TopK(self, op.Shape(self, start=axis, end=axis + 1), axis=axis, largest=int(descending), sorted=1)
+    found: tuple[Any, Any] = op.TopK(self, op.Shape(self, start=axis, end=axis + 1), axis=axis, largest=int(descending), sorted=1)
+    return found
 
 
 def _running(sign: str) -> Callable[..., Any]:

@@ -29,14 +29,18 @@ def test_volumes_at_places(mode: str, padding: str) -> None:
         check(lambda x, g, a=aligned: functional.grid_sample(x, g, mode, padding, align_corners=a), x, grid)
 
 
+def _both(affine: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    return (affine[0], affine[1]) if affine else (None, None)
+
+
 @pytest.mark.parametrize("has_affine", [False, True])
 def test_normalization_by_the_batch_itself(has_affine: bool) -> None:
     """The exporter takes running means, also where a function is told to train."""
     x, mean, variance = torch.randn(4, 3, 5, 6) * 3 + 1, torch.randn(3), torch.rand(3) + 0.5
     affine = (torch.randn(3), torch.randn(3)) if has_affine else ()
-    check(lambda x, m, v, *a: functional.batch_norm(x, m.clone(), v.clone(), *a, training=True), x, mean, variance, *affine)
-    check(lambda x, *a: functional.batch_norm(x, None, None, *a, training=True), x, *affine)
-    check(lambda x, m, v, *a: functional.batch_norm(x, m, v, *a, training=False), x, mean, variance, *affine)
+    check(lambda x, m, v, *a: functional.batch_norm(x, m.clone(), v.clone(), *_both(a), True), x, mean, variance, *affine)
+    check(lambda x, *a: functional.batch_norm(x, None, None, *_both(a), True), x, *affine)
+    check(lambda x, m, v, *a: functional.batch_norm(x, m, v, *_both(a), False), x, mean, variance, *affine)
 
 
 def test_running_means_are_renewed() -> None:

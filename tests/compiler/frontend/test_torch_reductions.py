@@ -55,3 +55,25 @@ def test_shares_of_classes_in_place_of_labels() -> None:
         return functional.cross_entropy(x, shares), functional.cross_entropy(x, shares, reduction="none", label_smoothing=0.1)
 
     check(loss, torch.randn(4, 5), torch.rand(4, 5).softmax(-1))
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "prod", "amax", "amin"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_scatters_with_a_reduction(reduce: str, dtype: torch.dtype) -> None:
+    """The exporter took the last element for a mean. Of graph networks, whose nodes have any number of neighbours."""
+    x, base = torch.randint(-5, 6, (7, 6)).to(dtype), torch.randint(-5, 6, (4, 6)).to(dtype)
+    index = torch.randint(0, 3, (7, 6))  # the last row gets none
+    for own in (True, False):
+        check(lambda b, i, x, own=own: b.scatter_reduce(0, i, x, reduce, include_self=own), base, index, x)
+    check(lambda b, i, x: b.scatter_reduce(0, i[:5, :4], x, reduce), base, index, x)
+    if reduce != "sum":
+        check(lambda b, i, x: b.index_reduce(0, i[:, 0], x, reduce, include_self=False), base, index, x)
+
+
+def test_tails_of_the_normal_distribution() -> None:
+    x = torch.linspace(-4, 30, 200)
+    check(lambda x: (torch.special.erfcx(x), torch.special.log_ndtr(-x)), x, tolerance=1e-4)
+
+
+def test_what_does_nothing() -> None:
+    check(lambda x: (torch.squeeze(x, (0, 1)), x + 1), torch.randn(3, 4))

@@ -1,0 +1,79 @@
+"""The ONNX form of torch's scatters with a reduction: torch's exporter has none of means, and stores the last element instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
+
+
+def scatters() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """The translation of each operator, for torch.onnx.export."""
+    import torch
+
+    aten = torch.ops.aten
+    return {aten.scatter_reduce.two: _scatter_reduce, aten.index_reduce.default: _index_reduce}
+
+
+def _scatter_reduce(self: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True) -> Any:
+    """The elements of `src` reduced at those of `self` whose places along `dim` the indices name, with what is there, too, or
+    without. `src` may be larger than `index`: the rest of it is not used."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    if len(self.shape) == 0:
+        row = [op.Reshape(one, [1]) for one in (self, index, src)]
+        return op.Squeeze(_scatter_reduce(row[0], 0, row[1], row[2], reduce, include_self), [0])
+    axis = dim % len(self.shape)
+    if tuple(src.shape) != tuple(index.shape):
+        axes = list(range(len(src.shape)))
+        src = op.Slice(src, [0] * len(axes), op.Shape(index), axes)
+    return _reduced(self, axis, index, src, reduce, include_self)
+
+
+def _reduced(self: Any, axis: int, index: Any, src: Any, reduce: str, include_self: bool) -> Any:
+    """The same of as many elements as there are indices."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    base = self if include_self else op.ScatterElements(self, index, _like(src, _neutral(self, reduce)), axis=axis)
+    result = op.ScatterElements(base, index, src, axis=axis, reduction=_REDUCTIONS[reduce])
+    if reduce != "mean":
+        return result
+    ones = _like(src, 1)
+    counts = _like(self, 1) if include_self else op.ScatterElements(_like(self, 1), index, _like(src, 0), axis=axis)
+    counts = op.ScatterElements(counts, index, ones, axis=axis, reduction="add")
+    if self.dtype.is_floating_point():
+        return op.Div(result, counts)
+    return op.Div(op.Sub(result, op.Mod(result, counts)), counts)  # the next lower number
+
+
+def _index_reduce(self: Any, dim: int, index: Any, source: Any, reduce: str, include_self: bool = True) -> Any:
+    """As `_scatter_reduce`, of whole slices along `dim`."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    rank = len(source.shape)
+    if rank == 0:
+        return _scatter_reduce(self, 0, op.Reshape(index, []), source, reduce, include_self)
+    axis = dim % rank
+    places = op.Reshape(op.Cast(index, to=7), [-1 if one == axis else 1 for one in range(rank)])
+    return _reduced(self, axis, op.Expand(places, op.Shape(source)), source, reduce, include_self)
+
+
+def _like(tensor: Any, number: float) -> Any:
+    """A tensor of its shape and type, of one number."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    constant = op.Constant(value_int=number) if isinstance(number, int) else op.Constant(value_float=number)
+    return op.Expand(op.CastLike(constant, tensor), op.Shape(tensor))
+
+
+def _neutral(tensor: Any, reduce: str) -> float:
+    """The number that changes nothing in a reduction of its type."""
+    import numpy as np
+
+    if reduce in ("sum", "mean", "prod"):
+        return int(reduce == "prod")
+    if tensor.dtype.is_floating_point():
+        return float("-inf") if reduce == "amax" else float("inf")
+    bounds = np.iinfo(tensor.dtype.numpy())
+    return int(bounds.min if reduce == "amax" else bounds.max)
