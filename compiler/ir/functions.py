@@ -74,7 +74,10 @@ def computing_names(model: ir.Model, node: ir.Node) -> tuple[str, ...]:
     """The names of the imported nodes behind what a group is built around: its products, windows, reductions, and the unknown."""
     if not is_fused(node):
         return original_names(node) if kind_of(node) >= Kind.REDUCTION else ()
-    members = zip(body_of(model, node), _origins(node), strict=True)
+    body, origins = body_of(model, node), _origins(node)
+    if not _fits(origins, body):  # a pass has changed it since: of all that were fused
+        return original_names(node)
+    members = zip(body, origins, strict=True)
     computing = [origin for child, origin in members if child.op_type != "Constant" and kind_of(child) >= Kind.REDUCTION]
     found = (origins_of(origin["name"], origin["metadata"]) for origin in computing)
     return tuple(dict.fromkeys(name for names in found for name in names))

@@ -77,3 +77,8 @@ def test_tails_of_the_normal_distribution() -> None:
 
 def test_what_does_nothing() -> None:
     check(lambda x: (torch.squeeze(x, (0, 1)), x + 1), torch.randn(3, 4))
+
+
+def test_unique_numbers_of_one() -> None:
+    """A pass changed what had been fused, of whose parts the names were asked then."""
+    check(lambda x: torch.unique(x, return_inverse=True, return_counts=True), torch.tensor(2.0))
