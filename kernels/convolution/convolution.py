@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import product as nest
 from math import prod
 
 from tvm import tirx
 
 from ...runtime.plan import TensorType
-from ...runtime.symbolic.sizes import Size, SizeLike, maximum_of
+from ...runtime.symbolic.sizes import Size, SizeLike, greatest_of, maximum_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, unravel
 from ..cost.convolution import channels_first_cycles
@@ -119,9 +120,8 @@ class _Convolution:
         outputs = [tuple(self._positions(axis, phase[axis]) for axis in range(self.rank)) for phase in phases]
         planes = self._planes(taps, outputs)
         computed = is_computed(self.group, self.anchor.inputs[0])
-        direct = (
-            not computed and self._is_input(planes) and min(_columns(out, self.window.inputs) for out in outputs) >= self._lanes
-        )
+        direct = not computed and self._is_input(planes)
+        direct = direct and all(_columns(out, self.window.inputs) >= self._lanes for out in outputs)
         if direct:
             planes = replace(planes, extents=self.window.inputs)
             buffer = self.builder.parameter(self.anchor.inputs[0], self.source.elements, self.source.dtype)
@@ -129,7 +129,7 @@ class _Convolution:
             buffer = self._stage(planes)
         flops = 0
         for number, phase in enumerate(phases):
-            if prod(outputs[number]):
+            if greatest_of(prod(outputs[number])):
                 product = self._product(number, phase, taps[number], outputs[number], planes, buffer, direct)
                 weights = self.group.types[self.anchor.inputs[1]].size_bytes
                 emit(self.builder, product, a_bytes=weights, b_bytes=self.source.size_bytes // max(self.images, 1))
@@ -151,7 +151,7 @@ class _Convolution:
     def _positions(self, axis: int, phase: int) -> int:
         """Output positions of one phase."""
         extent = self.window.outputs[axis]
-        return len(range(phase, extent, self.window.strides[axis])) if self.transposed else extent
+        return -(-maximum_of(extent - phase, 0) // self.window.strides[axis]) if self.transposed else extent
 
     def _planes(self, taps: list[tuple[Taps, ...]], outputs: list[tuple[int, ...]]) -> _Planes:
         strides = (1,) * self.rank if self.transposed else self.window.strides
@@ -161,7 +161,8 @@ class _Convolution:
             phases = {at % stride for at in ats}
             only.append(phases.pop() if len(phases) == 1 else None)
             leads.append(max(0, -min(at // stride for at in ats)))
-            extents.append(max(out[axis] for out in outputs) + max(0, *(at // stride for at in ats)) + leads[-1])
+            longest = reduce(maximum_of, [out[axis] for out in outputs])
+            extents.append(longest + max(0, *(at // stride for at in ats)) + leads[-1])
         return _Planes(strides, tuple(only), tuple(leads), tuple(extents))
 
     def _is_input(self, planes: _Planes) -> bool:

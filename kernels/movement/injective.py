@@ -15,7 +15,7 @@ import numpy as np
 
 from ...runtime.plan import TensorType
 from ...runtime.symbolic.shapes import equal
-from ...runtime.symbolic.sizes import Size, SizeLike, estimating, hint_of, least_of
+from ...runtime.symbolic.sizes import Size, SizeLike, estimating, greatest_of, hint_of, least_of, maximum_of, minimum_of
 from ...runtime.target import Target
 from ..codegen.builder import row_major
 from ..cost.estimate import Estimate, with_bytes
@@ -113,6 +113,14 @@ def ints(group: Group, op: Op, position: int, default: tuple[int, ...] | None = 
     if value is None:
         raise _UnknownOperandError(f"input {position}")
     return value
+
+
+def _numbers(group: Group, op: Op, position: int) -> tuple[SizeLike, ...]:
+    """The same, of which a call may decide some."""
+    value = group.literal(op.inputs[position])
+    if value is None:
+        raise _UnknownOperandError(f"input {position}")
+    return tuple(number if isinstance(number, Size) else int(number) for number in np.ravel(value).tolist())
 
 
 def row_strides(shape: Sequence[int]) -> list[int]:
@@ -219,7 +227,7 @@ def _space_to_depth(group: Group, op: Op) -> Regions:
 def _pad(group: Group, op: Op) -> Regions:
     """Each dimension in segments; the regions are their products. Zeros and constants need only those around the middle."""
     shape, out = group.types[op.inputs[0]].shape, group.types[op.outputs[0]].shape
-    pads = ints(group, op, 1)
+    pads = _numbers(group, op, 1)
     axes = ints(group, op, 3, tuple(range(len(shape))))
     mode = op.attribute("mode", "constant")
     before, after = [0] * len(shape), [0] * len(shape)
@@ -229,6 +237,8 @@ def _pad(group: Group, op: Op) -> Regions:
     if mode == "constant":
         fill = op.inputs[2] if len(op.inputs) > 2 and op.inputs[2] else None
         return {op.outputs[0]: _constant_pad(op, shape, out, before, fill)}
+    if any(isinstance(number, Size) for number in pads):
+        raise _UnknownOperandError("lengths of what is repeated")
     segments = [list(_segments(mode, n, b, b + n + a)) for n, b, a in zip(shape, before, after, strict=True)]
     if prod(map(len, segments)) > _MAX_REGIONS:
         raise _UnknownOperandError("many segments")
@@ -243,20 +253,25 @@ def _pad(group: Group, op: Op) -> Regions:
 def _constant_pad(op: Op, shape: Sequence[int], out: Sequence[int], before: Sequence[int], fill: str | None) -> list[Region]:
     """The middle, and for each dimension two slabs of the fill, over the middle of the dimensions before it."""
     strides = row_strides(shape)
-    middle = [(max(b, 0), min(b + n, m)) for b, n, m in zip(before, shape, out, strict=True)]
+    middle = [(maximum_of(b, 0), minimum_of(b + n, m)) for b, n, m in zip(before, shape, out, strict=True)]
     regions = []
-    if all(low < high for low, high in middle):
+    if not _is_empty(middle):
         base = sum((low - b) * stride for (low, _), b, stride in zip(middle, before, strides, strict=True))
         loops = tuple((Axis(high - low, stride),) for (low, high), stride in zip(middle, strides, strict=True))
         regions.append(Region(op.inputs[0], tuple(low for low, _ in middle), loops, base))
     for axis, (low, high) in enumerate(middle):
-        high = max(low, high)
+        high = maximum_of(low, high)
         for start, end in ((0, low), (high, out[axis])):
             box = [*middle[:axis], (start, end), *((0, extent) for extent in out[axis + 1 :])]
-            if all(first < last for first, last in box):
+            if not _is_empty(box):
                 loops = tuple((Axis(last - first, 0),) for first, last in box)
                 regions.append(Region(fill, tuple(first for first, _ in box), loops))
     return regions
+
+
+def _is_empty(box: Sequence[tuple[SizeLike, SizeLike]]) -> bool:
+    """Whether a box has no element, whatever a call decides."""
+    return any(greatest_of(last - first) <= 0 for first, last in box)
 
 
 def _segments(mode: str, extent: SizeLike, before: int, out: SizeLike) -> Iterator[tuple[SizeLike, SizeLike, SizeLike, int]]:

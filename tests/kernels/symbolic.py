@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 from unittest import mock
@@ -18,19 +19,26 @@ from prefuse.runtime.target import Target
 from .guarded import Guarded
 from .harness import OPSET, POISON, Case, _load, operands_of, operator
 
-Shape: TypeAlias = Sequence[int | str]  # numbers, and names of dimensions
+Shape: TypeAlias = Sequence[int | str]  # numbers, and names of dimensions, maybe with a factor and a summand: "2*T+1"
+_DIMENSION = re.compile(r"(?:(\d+)\*)?([A-Z]+)(?:\+(\d+))?")
 
 
 def shape_at(shape: Shape, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """A shape with a number for each name."""
-    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in shape)
+    return tuple(_dimension(dim, sizes.__getitem__) if isinstance(dim, str) else dim for dim in shape)
+
+
+def _dimension(text: str, size_of: Callable[[str], Any]) -> Any:
+    match = _DIMENSION.fullmatch(text)
+    assert match is not None, text
+    return int(match[1] or 1) * size_of(match[2]) + int(match[3] or 0)
 
 
 def sized(case: Case, shapes: Mapping[str, Shape], domain: Domain) -> Group:
     """The group of a case with named dimensions in the shapes of some values."""
     types = dict(case.group.types)
     for name, shape in shapes.items():
-        dims: tuple[Any, ...] = tuple(domain.size(dim) if isinstance(dim, str) else dim for dim in shape)
+        dims: tuple[Any, ...] = tuple(_dimension(dim, domain.size) if isinstance(dim, str) else dim for dim in shape)
         types[name] = TensorType(dims, types[name].dtype)
     return replace(case.group, types=types)
 

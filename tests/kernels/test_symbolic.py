@@ -48,6 +48,12 @@ def windows(op_type: str, t: int, *weights: np.ndarray, **attributes: object) ->
     return close(op_type, numbers(2, 4, t, 20), *weights, pads=[1, 1, 1, 1], **attributes)
 
 
+def _spread(t: int, side: int, **attributes: object) -> Case:
+    """A transposed convolution of images of T rows."""
+    cut = {"pads": [1, 1, 1, 1]} if "output_padding" in attributes else {}
+    return close("ConvTranspose", numbers(2, 4, t, 20), numbers(4, 8, side, side), **cut, **attributes)
+
+
 _IMAGES = {"x0": (2, 4, "T", 20), "y0": (2, 8, "T", 20)}
 _POOLED = {"x0": (2, 4, "T", 20), "y0": (2, 4, "T", 20)}
 _ROWS = {"x0": ("T", 64), "y0": ("T", 64)}
@@ -74,6 +80,11 @@ _CASES = {
     "images": Sized(
         lambda t: close("Conv", numbers(t, 4, 5, 5), numbers(8, 4, 3, 3)), {"x0": ("T", 4, 5, 5), "y0": ("T", 8, 3, 3)}, serves=8
     ),
+    "transposed": Sized(
+        lambda t: _spread(t, 3, strides=[2, 2], output_padding=[1, 1]), {**_IMAGES, "y0": (2, 8, "2*T", 40)}, serves=10
+    ),
+    "transposed-in-place": Sized(lambda t: _spread(t, 2, strides=[2, 2]), {**_IMAGES, "y0": (2, 8, "2*T", 40)}, serves=8),
+    "transposed-dilated": Sized(lambda t: _spread(t, 3, dilations=[2, 2]), {**_IMAGES, "y0": (2, 8, "T+4", 24)}),
     "max-pool": Sized(lambda t: windows("MaxPool", t, kernel_shape=[3, 3]), _POOLED),
     "average-pool": Sized(lambda t: windows("AveragePool", t, kernel_shape=[3, 3]), _POOLED),
     "last": Sized(lambda t: close("Gather", numbers(t), np.array(-1), axis=0), {"x0": ("T",)}),

@@ -201,7 +201,37 @@ def test_a_mask_of_padding_of_transformers(kind: str) -> None:
             torch.testing.assert_close(found, module(ids, mask), rtol=1e-4, atol=1e-5)
 
 
+class UNet(nn.Module):
+    """Two levels of an encoder and a decoder, which pads where sizes are odd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(
+            [nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 12, 3, padding=1), nn.Conv2d(12, 16, 3, padding=1)]
+        )
+        self.up = nn.ModuleList([nn.ConvTranspose2d(16, 12, 2, 2), nn.ConvTranspose2d(8, 8, 4, 2, 1)])
+        self.join = nn.ModuleList([nn.Conv2d(24, 8, 3, padding=1), nn.Conv2d(16, 2, 1)])
+
+    def forward(self, input: Tensor) -> Tensor:
+        first = self.down[0](input).relu()
+        second = self.down[1](nn.functional.max_pool2d(first, 2)).relu()
+        x = self.down[2](nn.functional.max_pool2d(second, 2)).relu()
+        for beside, up, join in zip((second, first), self.up, self.join, strict=True):
+            x = up(x)
+            rows, columns = (beside.shape[axis] - x.shape[axis] for axis in (2, 3))
+            x = nn.functional.pad(x, [columns // 2, columns - columns // 2, rows // 2, rows - rows // 2])
+            x = join(torch.cat([beside, x], 1))
+        return x
+
+
 IMAGES = {
+    "upsampled": nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.ConvTranspose2d(8, 6, 4, 2, 1), nn.ConvTranspose2d(6, 4, 3)
+    ),
+    "grouped transposed": nn.Sequential(
+        nn.ConvTranspose2d(3, 6, 5, 3, 2, 1, groups=3), nn.Sigmoid(), nn.ConvTranspose2d(6, 4, 3, dilation=2)
+    ),
+    "unet": UNet(),
     "stem": nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(16, 16, 3, 1, 1)),
     "averages": nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1), nn.AvgPool2d(2), nn.Conv2d(16, 8, 3, 2, 1), nn.AdaptiveAvgPool2d(1)),
     "dilated": nn.Sequential(nn.Conv2d(3, 8, 3, 1, 2, dilation=2), nn.MaxPool2d(2), nn.Conv2d(8, 12, 5, bias=False)),

@@ -20,7 +20,7 @@ from ....runtime.symbolic.sizes import Domain, Size, SizeLike, maximum_of, minim
 
 Sizes: TypeAlias = tuple[Any, ...]  # of SizeLike
 _TRUSTED_OPERATORS = """
-    ArgMax ArgMin AveragePool BatchNormalization Conv ConvTranspose CumSum Dropout GatherElements GlobalAveragePool
+    ArgMax ArgMin AveragePool BatchNormalization Conv CumSum Dropout GatherElements GlobalAveragePool
     GlobalMaxPool GroupNormalization Hardmax Identity InstanceNormalization LRN LogSoftmax LpPool MaxPool OneHot ReduceL1
     ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Softmax
     Transpose Trilu"""
@@ -267,6 +267,24 @@ def _windows(question: Question) -> list[Sizes]:
     return [(shape[0], channels, *found)] * len(node.outputs)
 
 
+def _transposed_windows(question: Question) -> list[Sizes]:
+    """ConvTranspose: the positions that the windows at all elements reach, less what is cut off at both ends."""
+    shape, weights, attributes = question.shape(), question.shape(1), question.node.attributes
+    rank = len(shape) - 2
+    if attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or "output_shape" in attributes:
+        raise _UnknownError
+
+    def of(name: str, default: int, count: int = rank) -> list[int]:
+        return list(attributes[name].as_ints()) if name in attributes else [default] * count
+
+    strides, dilations, extra, pads = of("strides", 1), of("dilations", 1), of("output_padding", 0), of("pads", 0, 2 * rank)
+    found = [
+        strides[axis] * (side - 1) + extra[axis] + dilations[axis] * (weights[axis + 2] - 1) + 1 - pads[axis] - pads[axis + rank]
+        for axis, side in enumerate(shape[2:])
+    ]
+    return [(shape[0], weights[1] * attributes.get_int("group", 1), *found)]
+
+
 def _as_data(question: Question) -> list[Sizes]:
     return [question.shape()]
 
@@ -345,6 +363,7 @@ def _shape(question: Question) -> list[Sizes]:
 
 _RULES: dict[str, Callable[[Question], list[Sizes]]] = {
     "Concat": _concat,
+    "ConvTranspose": _transposed_windows,
     "ConstantOfShape": _constant_of_shape,
     **dict.fromkeys(("AveragePool", "Conv", "LpPool", "MaxPool"), _windows),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent),
