@@ -46,7 +46,8 @@ _GRU = written(
 )  # fmt: skip
 _IMAGES = written(
     "images (float[N,3,9,9] x) => (float[N,10] y, float[M] z) { h = Conv(x, w) r = Relu(h)"
-    " s = Constant<value_floats=[1.0, 1.0, 2.0, 2.0]>() p = Resize<mode = \"cubic\", exclude_outside = 1>(r, , s) f = Flatten(p) y = MatMul(f, v)"
+    " s = Constant<value_floats=[1.0, 1.0, 2.0, 2.0]>() p = Resize<mode = \"cubic\", exclude_outside = 1>(r, , s)"
+    " f = Flatten(p) y = MatMul(f, v)"
     " k = Constant<value_ints=[-1]>() z = Reshape(y, k) }",
     w=(4, 3, 3, 3), v=(784, 10),
 )  # fmt: skip

@@ -212,7 +212,7 @@ class UNet(nn.Module):
         self.up = nn.ModuleList([nn.ConvTranspose2d(16, 12, 2, 2), nn.ConvTranspose2d(8, 8, 4, 2, 1)])
         self.join = nn.ModuleList([nn.Conv2d(24, 8, 3, padding=1), nn.Conv2d(16, 2, 1)])
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Any:
         first = self.down[0](input).relu()
         second = self.down[1](nn.functional.max_pool2d(first, 2)).relu()
         x = self.down[2](nn.functional.max_pool2d(second, 2)).relu()
