@@ -17,6 +17,7 @@ def reductions() -> dict[Callable[..., Any], Callable[..., Any]]:
         aten.amax.default: _extreme("ReduceMax"),
         aten.amin.default: _extreme("ReduceMin"),
         aten.aminmax.default: _extremes,
+        aten.linalg_vector_norm.default: _norm,
         aten.sort.stable: _sorted,
         aten.cummax.default: _running(">="),
         aten.cummin.default: _running("<="),
@@ -52,6 +53,25 @@ def _extremes(self: Any, *, dim: int | None = None, keepdim: bool = False) -> tu
         ones = op.Constant(value_ints=[1] * len(self.shape))
         return (op.Reshape(least, ones), op.Reshape(greatest, ones)) if len(self.shape) else (least, greatest)
     return least, greatest
+
+
+def _norm(self: Any, ord: float = 2.0, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: int = -1) -> Any:
+    """The norm of that order of the elements along some axes, or of all; each element's own of a tensor without dimensions."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    x, rank = (self if dtype == -1 else op.Cast(self, to=dtype)), len(self.shape)
+    if ord == 0.0:
+        x = op.CastLike(op.Cast(x, to=9), x)
+    if rank == 0:
+        return x if ord == 0.0 else op.Abs(x)
+    axes = [dim] if isinstance(dim, int) else list(dim or range(rank))
+    operators = {0.0: op.ReduceSum, 1.0: op.ReduceL1, 2.0: op.ReduceL2}
+    if ord in operators:
+        return operators[ord](x, axes, keepdims=int(keepdim))
+    if abs(ord) == float("inf"):
+        return (op.ReduceMax if ord > 0 else op.ReduceMin)(op.Abs(x), axes, keepdims=int(keepdim))
+    powers = op.ReduceSum(op.Pow(op.Abs(x), op.CastLike(float(ord), x)), axes, keepdims=int(keepdim))
+    return op.Pow(powers, op.CastLike(1.0 / ord, x))
 
 
 def _sorted(self: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:

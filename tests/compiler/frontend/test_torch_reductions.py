@@ -36,6 +36,16 @@ def test_running_extremes(extent: int, dtype: torch.dtype) -> None:
     check(lambda x: (*torch.cummax(x, 1), *torch.cummin(x, 1)), x)
 
 
+@pytest.mark.parametrize("order", [0, 1, 2, 3, 0.5, -1, math.inf, -math.inf])
+def test_norms(order: float) -> None:
+    """Of all elements the exporter drops the axes that are kept; of a number it reduces an axis that is not there."""
+    norm = torch.linalg.vector_norm
+    x = torch.randn(3, 4, 5) + 2
+    check(lambda x: (norm(x, order), norm(x, order, 1), norm(x, order, (0, 2), keepdim=True), norm(x, order, keepdim=True)), x)
+    check(lambda x: norm(x, order, dtype=torch.float64), x)
+    check(lambda x, y: (norm(x, order), functional.cosine_similarity(x, y, dim=0)), torch.tensor(-1.5), torch.tensor(2.0))
+
+
 def test_stable_sorts() -> None:
     x = torch.randint(0, 4, (3, 50)).float()
     check(lambda x: (*torch.sort(x, stable=True), torch.argsort(x, dim=0, descending=True, stable=True)), x)
