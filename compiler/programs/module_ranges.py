@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
-from math import prod
+from itertools import islice, product
+from math import lcm, prod
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..frontend.torch_sizes import SizeRules
     from .builder import Builder, BuildStages
 
+_STEPS = (2, 3, 4, 8, 16, 32, 64)  # of sizes that halve a few times, tried for who is told why ranges are refused
 _MOST_VARIANTS = 8  # that are exported ahead
 _MOST_CHANGES = 3  # along one axis, between sizes for which a graph holds and others
 _MOST_CHECKED = 2048  # points at which torch's guards are evaluated ahead; those of a call always are
@@ -62,8 +63,36 @@ class _Assumed:
         for sizes in points:
             if refusal := self.refusal(sizes):
                 where = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-                fix = "give ranges for which it holds, or let the module not depend on it"
+                fix = self._in_steps() or "give ranges for which it holds, or let the module not depend on it"
                 raise OptionError("dims", f"{where}: {refusal}", fix)
+
+    def _in_steps(self) -> str:
+        """Ranges for which the graph holds because their sizes are multiples of a number, as a user would write them."""
+        for step in _STEPS:
+            stepped = [_multiples(dim, step) for dim in self.box]
+            if None in stepped or not self._holds_for(dims := [dim for dim in stepped if dim is not None]):
+                continue
+            for place, dim in enumerate(self.box):  # those that need no steps
+                others = [*dims[:place], dim, *dims[place + 1 :]]
+                dims = others if self._holds_for(others) else dims
+            found = (f'"{dim.name}": ({dim.least}, {dim.greatest}, {dim.multiple})' for dim in dims if dim not in self.box)
+            return f"give sizes in steps, for which it holds: dims={{{', '.join(found)}, ...}}"
+        return ""
+
+    def _holds_for(self, dims: Sequence[Dim]) -> bool:
+        """Whether the graph holds for some sizes of each range, at its ends and in the middle."""
+        some = [
+            [(dim.name, dim.sizes[place]) for place in {0, min(1, len(dim.sizes) - 1), len(dim.sizes) // 2, -1}] for dim in dims
+        ]
+        return all(not self.refusal(dict(point)) for point in islice(product(*some), _MOST_CHECKED))
+
+
+def _multiples(dim: Dim, step: int) -> Dim | None:
+    """The sizes of a range that are multiples of a number; None if there is none. A range of one size stays."""
+    if len(dim.sizes) == 1:
+        return dim
+    found = replace(dim, multiple=lcm(step, dim.multiple))
+    return found if found.sizes else None
 
 
 @dataclass(frozen=True, slots=True)

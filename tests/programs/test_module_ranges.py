@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -279,3 +280,19 @@ def test_numpy_in_numpy_out() -> None:
     found = net(x, x)
     assert isinstance(found, np.ndarray)
     np.testing.assert_array_equal(found, 2 * x)
+
+
+class Pairs(nn.Module):
+    """Adds neighbours along the last axis, of which there must be an even number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., ::2] + x[..., 1::2]
+
+
+def test_ranges_that_need_steps_are_told_which() -> None:
+    dims = {"x": {0: "B", 1: "T"}, "B": (2, 5), "T": (3, 21)}
+    with pytest.raises(OptionError, match=re.escape('dims={"T": (3, 21, 2), ...}')):
+        prefuse.compile(Pairs(), torch.randn(3, 8), dims=dims, cache=False)
+    net = prefuse.compile(Pairs(), torch.randn(3, 8), dims={**dims, "T": (3, 21, 2)}, cache=False)
+    x = torch.randn(4, 18)
+    torch.testing.assert_close(net(x), Pairs()(x))
