@@ -45,6 +45,7 @@ def translations() -> dict[Operator, Translation]:
         aten.special_log_ndtr.default: _log_of_normal,
         aten.scaled_dot_product_attention.default: attention,
         aten._native_batch_norm_legit_functional.default: _batch_norm,
+        aten._native_batch_norm_legit.no_stats: _batch_norm_without_running,
         aten.rnn_tanh.input: rnn("Tanh"),
         aten.rnn_relu.input: rnn("Relu"),
         torch.ops.prims.prod.default: _product,
@@ -346,6 +347,13 @@ def _batch_norm(
             for old, new in pairs
         )
     return op.CastLike(result, input), op.Reshape(mean, [-1]), op.Reshape(deviation, [-1]), *renewed
+
+
+def _batch_norm_without_running(
+    input: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    """As `_batch_norm`, where there are no running means."""
+    return _batch_norm(input, weight, bias, None, None, True, momentum, eps)[:3]
 
 
 def _copy(self: Any, src: Any, non_blocking: bool = False) -> Any:

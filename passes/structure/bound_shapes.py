@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ...compiler.ir.bounds import is_data_sized
 from ...compiler.ir.carried import carried_axis
 from ...compiler.ir.constants import add_constant, constant_array, scalar_constant
-from ...compiler.ir.facts import SOURCE_KEY, has_static_type, infer_node, source_of
+from ...compiler.ir.facts import SOURCE_KEY, has_static_type, infer_node, source_of, tensor_type
 from ...compiler.ir.functions import fuse_into_function
 from ...compiler.ir.names import fresh_name
 from ...compiler.ir.rewriter import Rejection, graph_of, replace_node
@@ -166,6 +166,8 @@ def _match(node: ir.Node, order: Mapping[ir.Node, int]) -> _Match | Rejection:
     for value in node.inputs:
         if value is not None and not has_static_type(value):
             return Rejection(f"{node.op_type} not bounded: the shape of its input %{value.name} is not known", (node,))
+        if value is not None and value.name and tensor_type(value).is_symbolic:
+            return Rejection(f"{node.op_type} not bounded: a call decides the shape of its input %{value.name}", (node,))
     _check(node)
     results = _RESULTS[node.op_type](node)
     if any(result.shape[result.axis] == 0 for result in results if result.axis is not None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -199,6 +200,45 @@ def test_a_mask_of_padding_of_transformers(kind: str) -> None:
         found: Any = net(ids, mask)
         with torch.no_grad():
             torch.testing.assert_close(found, module(ids, mask), rtol=1e-4, atol=1e-5)
+
+
+class Applied(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.function(input)
+
+
+WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": torch.sum,
+    "deviation": torch.std,
+    "greatest": torch.max,
+    "its place": torch.argmax,
+    "share of the norm": lambda x: x / x.norm(),
+    "loss": lambda x: ((x - 1) ** 2).mean() + x.abs().sum(),
+    "all": lambda x: (x > -9).all(),
+    "normalized by the batch": lambda x: nn.functional.batch_norm(x, None, None, training=True),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_is_computed_of_all_elements(name: str) -> None:
+    """Sums of everything had no program for a range: their number of elements was compared with 1.0."""
+    module = Applied(WHOLE[name])
+    net = ranged(module, torch.randn(5, 6), dims={"input": {0: "N"}, "N": (3, 40)})
+    for rows in (3, 17, 40):
+        x = torch.randn(rows, 6)
+        torch.testing.assert_close(net(x), module(x), rtol=1e-5, atol=1e-5)
+
+
+def test_places_of_numbers_that_are_not_zero_are_specialised() -> None:
+    """Their largest number is no number before a call: a pass failed on that."""
+    net = prefuse.compile(Applied(torch.nonzero), torch.randn(5), dims={"input": {0: "N"}, "N": (3, 9)}, cache=False)
+    for size in (4, 9):
+        x = torch.randn(size).relu()
+        torch.testing.assert_close(net(x), torch.nonzero(x))
 
 
 class UNet(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
@@ -50,7 +51,7 @@ def reverse_parts(node: ir.Node, scope: Scope) -> Replacement | None:
     else:
         is_reversed = (first.start, first.step, first.axis) == (half, 1, axis)
         split, turned = (*whole[:axis], 2, half, *whole[axis + 1 :]), axis
-    if not is_reversed or np.prod(split) != np.prod(shape):
+    if not is_reversed or prod(split) != prod(shape):
         return None
     name = node.outputs[0].name
     nodes = [operation("Reshape", [first.source, scope.ints(split, name)], **literal_shape(split))]

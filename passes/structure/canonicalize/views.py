@@ -5,12 +5,14 @@ A literal shape has no 0 (which would copy a dimension) and at most one -1, for 
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import onnx_ir as ir
 
 from ....compiler.ir.matching import input_at, int_constants, producer_of, rank_of, static_shape
 from ....compiler.ir.rewriter import literal_shape, operation
-from ....runtime.symbolic.shapes import broadcast_shape
+from ....runtime.symbolic.shapes import broadcast_shape, equal
 from .scope import Replacement, Rule, Scope, spelled
 
 
@@ -37,7 +39,7 @@ def reshape_instead(node: ir.Node, scope: Scope) -> Replacement | None:
         moved = [axis for axis in order if before[axis] != 1]
         is_view = moved == sorted(moved)
     else:
-        is_view = np.prod(before) == np.prod(after)
+        is_view = equal(prod(before), prod(after))
     return spelled(_reshape(value, target, node, scope)) if is_view else None
 
 
