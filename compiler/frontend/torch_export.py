@@ -104,13 +104,7 @@ def import_exported_program(program: torch.export.ExportedProgram) -> ir.Model:
         UnsupportedModelError: operators of it have no ONNX form; all are named, with their source lines. Or one has none as it
             is called there.
     """
-    kinds = program.graph_signature.user_inputs, program.graph_signature.user_outputs
-    named = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    ports = [(name, named.get(name)) for names in kinds for name in names if isinstance(name, str)]
-    for name, value in ports:
-        if getattr(value, "is_complex", lambda: False)():
-            fix = "compile the module itself, or give and take torch.view_as_real of it"
-            raise UnsupportedModelError("torch.export.ExportedProgram", f"{name} is of complex numbers", fix)
+    _require_real(program)
     assumptions = Assumptions(program)
     with _quiet():
         model, changed = _translate(program)
@@ -121,6 +115,18 @@ def import_exported_program(program: torch.export.ExportedProgram) -> ir.Model:
         )
     _declare_states(model, changed)
     return model
+
+
+def _require_real(program: torch.export.ExportedProgram) -> None:
+    """Raise UnsupportedModelError for complex inputs and outputs: the graph's would be of their parts, and have another shape."""
+    import torch
+
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    for name in (*program.graph_signature.user_inputs, *program.graph_signature.user_outputs):
+        value = values.get(str(name))
+        if isinstance(value, torch.Tensor) and value.is_complex():
+            fix = "compile the module itself, or give and take torch.view_as_real of it"
+            raise UnsupportedModelError("torch.export.ExportedProgram", f"{name} is of complex numbers", fix)
 
 
 def _trace(

@@ -1,4 +1,4 @@
-"""ONNX forms of torch's greatest and least elements and sorts that torch's own exporter has none for."""
+"""ONNX forms of torch's greatest and least elements, norms and sorts where torch's own exporter has none, or a wrong one."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
@@ -23,26 +23,27 @@ def _scatter_reduce(self: Any, dim: int, index: Any, src: Any, reduce: str, incl
 
     if len(self.shape) == 0:
         row = [op.Reshape(one, [1]) for one in (self, index, src)]
-        return op.Squeeze(_scatter_reduce(row[0], 0, row[1], row[2], reduce, include_self), [0])
+        return op.Squeeze(_reduced(row, 0, reduce, include_self, self.dtype), [0])
     axis = dim % len(self.shape)
     if tuple(src.shape) != tuple(index.shape):
         axes = list(range(len(src.shape)))
         src = op.Slice(src, [0] * len(axes), op.Shape(index), axes)
-    return _reduced(self, axis, index, src, reduce, include_self)
+    return _reduced((self, index, src), axis, reduce, include_self, self.dtype)
 
 
-def _reduced(self: Any, axis: int, index: Any, src: Any, reduce: str, include_self: bool) -> Any:
-    """The same of as many elements as there are indices."""
+def _reduced(operands: Sequence[Any], axis: int, reduce: str, include_self: bool, dtype: Any) -> Any:
+    """The same of (self, index, src), of which the last have as many elements; the numbers are of type `dtype`."""
     from onnxscript.onnx_opset import opset18 as op
 
-    base = self if include_self else op.ScatterElements(self, index, _like(src, _neutral(self, reduce)), axis=axis)
+    self, index, src = operands
+    base = self if include_self else op.ScatterElements(self, index, _like(src, _neutral(dtype, reduce)), axis=axis)
     result = op.ScatterElements(base, index, src, axis=axis, reduction=_REDUCTIONS[reduce])
     if reduce != "mean":
         return result
     ones = _like(src, 1)
     counts = _like(self, 1) if include_self else op.ScatterElements(_like(self, 1), index, _like(src, 0), axis=axis)
     counts = op.ScatterElements(counts, index, ones, axis=axis, reduction="add")
-    if self.dtype.is_floating_point():
+    if dtype.is_floating_point():
         return op.Div(result, counts)
     return op.Div(op.Sub(result, op.Mod(result, counts)), counts)  # the next lower number
 
@@ -53,10 +54,10 @@ def _index_reduce(self: Any, dim: int, index: Any, source: Any, reduce: str, inc
 
     rank = len(source.shape)
     if rank == 0:
-        return _scatter_reduce(self, 0, op.Reshape(index, []), source, reduce, include_self)
+        return _scatter_reduce(self, 0, index, source, reduce, include_self)
     axis = dim % rank
     places = op.Reshape(op.Cast(index, to=7), [-1 if one == axis else 1 for one in range(rank)])
-    return _reduced(self, axis, op.Expand(places, op.Shape(source)), source, reduce, include_self)
+    return _reduced((self, op.Expand(places, op.Shape(source)), source), axis, reduce, include_self, self.dtype)
 
 
 def _like(tensor: Any, number: float) -> Any:
@@ -67,13 +68,13 @@ def _like(tensor: Any, number: float) -> Any:
     return op.Expand(op.CastLike(constant, tensor), op.Shape(tensor))
 
 
-def _neutral(tensor: Any, reduce: str) -> float:
+def _neutral(dtype: Any, reduce: str) -> float:
     """The number that changes nothing in a reduction of its type."""
     import numpy as np
 
     if reduce in ("sum", "mean", "prod"):
         return int(reduce == "prod")
-    if tensor.dtype.is_floating_point():
+    if dtype.is_floating_point():
         return float("-inf") if reduce == "amax" else float("inf")
-    bounds = np.iinfo(tensor.dtype.numpy())
+    bounds = np.iinfo(dtype.numpy())
     return int(bounds.min if reduce == "amax" else bounds.max)

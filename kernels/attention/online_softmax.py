@@ -241,11 +241,11 @@ def finish_rows(rows: Rows, first: Expr, count: Expr, width: int, store: Store, 
         at = builder.bind(first + row)
         total, zero = builder.name(sums[at]), tirx.const(0, rows.dtype)
         factor = builder.name(tirx.const(1, rows.dtype) / total)
-        is_zero = builder.name(tirx.Or(tirx.isnan(total), tirx.EQ(total, zero)))
+        has_none = builder.name(tirx.Or(tirx.isnan(total), tirx.EQ(total, zero))) if is_guarded else None
         base = builder.bind(at * width)
 
-        def divided(i: Expr) -> Expr:
+        def divided(i: Expr, base: Expr = base, factor: Expr = factor, has_none: Expr | None = has_none) -> Expr:
             value = results[base + i] * factor
-            return tirx.Select(is_zero, zero, value) if is_guarded else value
+            return value if has_none is None else tirx.Select(has_none, tirx.const(0, rows.dtype), value)
 
         builder.vector_loop(width, rows.lanes, lambda i: store(row, i, divided(i)))

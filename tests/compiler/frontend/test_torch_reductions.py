@@ -80,6 +80,15 @@ def test_scatters_with_a_reduction(reduce: str, dtype: torch.dtype) -> None:
         check(lambda b, i, x: b.index_reduce(0, i[:, 0], x, reduce, include_self=False), base, index, x)
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean", "amax"])
+def test_scatters_into_a_number(reduce: str) -> None:
+    def scattered(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        place = torch.tensor(0)
+        return a.scatter_reduce(0, place, b, reduce), a.scatter_reduce(0, place, b, reduce, include_self=False)
+
+    check(scattered, torch.tensor(2.0), torch.tensor(5.0))
+
+
 def test_tails_of_the_normal_distribution() -> None:
     x = torch.linspace(-4, 30, 200)
     check(lambda x: (torch.special.erfcx(x), torch.special.log_ndtr(-x)), x, tolerance=1e-4)
