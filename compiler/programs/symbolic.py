@@ -32,6 +32,7 @@ from .specialize import Call, Source, Specialization, SpecializedModel, TensorKe
 
 _MOST_PROGRAMS = 12  # that are compiled ahead; sizes beyond them wait for a call
 # The largest sizes of programs of their own: 1 broadcasts, and is a vector; few rows fill one panel of a product.
+# Where less than twice the sizes would be on one side, that is not worth a program.
 _BANDS = (1, 32, 1024)
 
 
@@ -240,8 +241,9 @@ class SymbolicModel(SpecializedModel):
 
 def _band(dim: Dim, size: int) -> Dim:
     """The sizes near one, which the same choices suit."""
-    least = max((end + 1 for end in _BANDS if end < size), default=1)
-    greatest = min((end for end in _BANDS if end >= size), default=dim.greatest)
+    ends = [end for end in _BANDS if end == 1 or (2 * dim.least <= end and 2 * end <= dim.greatest)]
+    least = max((end + 1 for end in ends if end < size), default=1)
+    greatest = min((end for end in ends if end >= size), default=dim.greatest)
     return replace(dim, least=max(dim.least, least), greatest=min(dim.greatest, greatest))
 
 

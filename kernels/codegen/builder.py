@@ -114,8 +114,7 @@ class KernelBuilder:
     def load_dimensions(self) -> None:
         """Take the table of dimensions as a parameter, if the kernel has named a dimension that a call decides."""
         if (table := table_of_kernel()) is not None:
-            name, count, _ = table
-            self.parameter(name, count, "int32")
+            self.parameter(table.name, table.count, "int32")
 
     def workspace(self, elements: int, dtype: str) -> Buffer:
         """Scratch bytes of the arena, private to the kernel and cache-line aligned; the planner places them.
@@ -319,12 +318,20 @@ class KernelBuilder:
         return function.with_attr("tirx.noalias", not aliased).with_attr("s_tir", True)
 
     def _dimensions(self) -> list[Any]:
-        """Loads of the dimensions that a call decides."""
+        """Loads of the dimensions that a call decides, and what is computed of them: through memory, so that TVM copies no
+        expression, and LLVM keeps it in registers."""
         if (table := table_of_kernel()) is None:
             return []
-        name, _, places = table
-        buffer = self._parameters[name][1]
-        return [tirx.Bind(variable, buffer[tirx.const(place, "int32")]) for place, variable in places]
+        dimensions = self._parameters[table.name][1]
+        head = [tirx.Bind(variable, dimensions[tirx.const(place, "int32")]) for place, variable in table.places]
+        if table.sizes:
+            self._blocks.append([])
+            sizes = self.local(len(table.sizes), "int32", "sizes")
+            for place, (variable, value) in enumerate(table.sizes):
+                self.store(sizes, place, value)
+                self.emit(tirx.Bind(variable, sizes[tirx.const(place, "int32")]))
+            head += self._blocks.pop()
+        return head
 
     def _pointers(self) -> list[Any]:
         """The function's parameters: pointers in calling order, then the workspace if it has bytes."""
@@ -361,12 +368,19 @@ def row_major(index: Sequence[Expr], shape: Sequence[int]) -> Expr:
 
 
 def unravel(offset: Expr, shape: Sequence[int]) -> Index:
-    """Index of a flat offset."""
+    """Index of a flat offset, which is not negative."""
     index: list[Expr] = []
-    divide, remainder = (floordiv, mod) if isinstance(offset, int | Size) else (tirx.floordiv, tirx.floormod)
+    is_known = isinstance(offset, int | Size)
     for extent in reversed(shape[1:]):
-        index.append(remainder(offset, extent) if not is_one(extent) else 0)
-        offset = divide(offset, extent) if not is_one(extent) else offset
+        if is_one(extent):
+            index.append(0)
+            continue
+        # Of a divisor that TVM does not know to be positive it would look at the signs.
+        truncates = isinstance(extent, Size) and not is_known
+        divide, remainder = (tirx.truncdiv, tirx.truncmod) if truncates else (tirx.floordiv, tirx.floormod)
+        divide, remainder = (floordiv, mod) if is_known else (divide, remainder)
+        index.append(remainder(offset, extent))
+        offset = divide(offset, extent)
     return (offset, *reversed(index)) if shape else ()
 
 

@@ -15,7 +15,7 @@ channels is padded by itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import TypeVar
@@ -23,14 +23,17 @@ from typing import TypeVar
 from tvm import tirx
 
 from ...runtime.plan import TensorType
+from ...runtime.symbolic.sizes import Size, SizeLike, greatest_of, least_of, minimum_of
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
 from ..microkernels.amx_blocks import TileOperand
 from ..microkernels.amx_packing import LINES
 from ..microkernels.amx_unit import BF16_TILES, ROWS, TileDot
 from ..microkernels.bf16_split import split
 from ..microkernels.packed_gemm import Scratch
+from ..microkernels.packing import PackPanels
 from .channels_last_form import ChannelsLast
-from .window import Taps
+from .transposed_phases import PackPhases
+from .window import Taps, Window
 
 _BAD_STRIDE_BYTES = 2048  # a pitch in whose multiples 32 rows fall into two sets of L1
 T = TypeVar("T")
@@ -47,6 +50,27 @@ def as_volume(numbers: Sequence[T], one: T) -> tuple[T, ...]:
 def of_volume(place: Sequence[T], rank: int) -> tuple[T, ...]:
     """The inverse of `as_volume`: the index in the `rank` dimensions of the tensor."""
     return (place[1],) if rank == 1 else tuple(place[3 - rank :])
+
+
+def as_planes(window: Window) -> Window:
+    """The window with three spatial dimensions: planes, rows and columns."""
+    ones = {name: as_volume(getattr(window, name), 1) for name in ("kernel", "strides", "dilations", "inputs", "outputs")}
+    return replace(window, begins=as_volume(window.begins, 0), **ones)
+
+
+@dataclass(frozen=True)
+class WindowProduct:
+    """One product: the `taps` of planes, rows and columns, from the copy's origin, at `outputs` positions.
+
+    `weights` are packed as `phases` matrices a group. `place(phase, position)` is the spatial index in the result for a position
+    (plane, row, column).
+    """
+
+    taps: tuple[Taps, ...]
+    outputs: Place
+    weights: PackPanels | PackPhases
+    phases: int
+    place: Callable[[Expr, Index], Index]
 
 
 @dataclass(frozen=True)
@@ -77,8 +101,9 @@ class TiledImage:
 
     @property
     def line(self) -> int:
-        """Elements of one term of a padded row of the input, from which joined columns are copied, a tile's row at once."""
-        columns = (self.extents[2] - 1) * self.strides[2] + self.joined
+        """Elements of one term of the longest padded row of the input, from which joined columns are copied, a tile's row at
+        once."""
+        columns = (greatest_of(self.extents[2]) - 1) * self.strides[2] + self.joined
         return columns * self.source.shape[1] + self.product.depth
 
     @property
@@ -116,31 +141,38 @@ class TiledImage:
         images = 1 if self.band else self.source.shape[0]
         return images * prod(self.phases) * self.phase_elements + LINES * self.pitch
 
-    def in_bands(self, rows: int, of: int) -> TiledImage:
+    def in_bands(self, rows: int, of: SizeLike) -> TiledImage:
         """The layout of a copy for `rows` of the `of` rows of results."""
         planes, lines, columns = self.extents
-        return replace(self, extents=(planes, lines - of + rows, columns), band=rows)
+        return replace(self, extents=(planes, greatest_of(lines - of) + rows, columns), band=rows)
 
-    def positions(self, outputs: Place) -> int:
+    def positions(self, outputs: Place) -> SizeLike:
         """Positions of a plane that are computed for a plane of results, those between rows included."""
         _, rows, columns = outputs
         return (rows - 1) * self.extents[2] + columns
 
     def first_of(self, block: Expr, outputs: Place) -> Expr:
         """The first of a block's 32 positions; in place the last block is moved back to end with the image, and overlaps."""
-        read = ROWS if self.has_short(outputs) else LINES
-        return tirx.min(block * LINES, self.positions(outputs) - read) if self.in_place else block * LINES
+        if not self.in_place:
+            return block * LINES
+        positions = self.positions(outputs)
+        if isinstance(positions, Size):
+            read = tirx.Select(positions - block * LINES <= ROWS, ROWS, LINES)
+        else:
+            read = ROWS if self.has_short(outputs) else LINES
+        return tirx.min(block * LINES, positions - read)
 
     def has_short(self, outputs: Place) -> bool:
         """Whether the last of several blocks has at most the 16 positions of one tile."""
-        return self.positions(outputs) > LINES and 0 < self.positions(outputs) % LINES <= ROWS
+        positions = self.positions(outputs)
+        return bool(positions > LINES and 0 < positions % LINES <= ROWS)
 
     def lies_in_place(self, form: ChannelsLast, outputs: Sequence[Place]) -> bool:
         """Whether the anchor's input itself has this layout: not float32, NHWC, whole tiles of channels, no padding is read."""
         name = form.anchor.inputs[0]
         is_plain = self.source.dtype != "float32" and name in form.operands and self.joined == 1
         is_same = not any(self.begins) and prod(self.phases) == 1 and self.extents == self.inputs
-        is_whole = self.of_group % self.product.depth == 0 and all(self.positions(one) >= LINES for one in outputs)
+        is_whole = self.of_group % self.product.depth == 0 and all(least_of(self.positions(one)) >= LINES for one in outputs)
         return is_plain and is_same and is_whole and not self._has_conflicts(self.channels)
 
     def lines(self, copy: Scratch, place: tuple[Expr, Expr, Expr], group: Expr, taps: Sequence[Taps]) -> TileOperand:
@@ -226,7 +258,7 @@ class TiledImage:
         numbers, of_step = self.product.numbers, self.product.depth
         line = builder.local(self.terms * self.line, numbers, "line")
         self._clear(builder, line, 0, self.terms * self.line, padding)
-        count = min(self.inputs[2], (self.line - of_step) // channels - begin)
+        count = minimum_of(self.inputs[2], (self.line - of_step) // channels - begin)
         with builder.when(exists), builder.loop(channels, name="channel") as channel:
 
             def store(x: Expr) -> None:

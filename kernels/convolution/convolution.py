@@ -17,7 +17,7 @@ from math import prod
 from tvm import tirx
 
 from ...runtime.plan import TensorType
-from ...runtime.symbolic.sizes import Size, SizeLike, greatest_of, maximum_of
+from ...runtime.symbolic.sizes import SizeLike, greatest_of, least_of, maximum_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, unravel
 from ..cost.convolution import channels_first_cycles
@@ -47,8 +47,6 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         return Refusal(f"no convolution of {source.dtype}")
     if len(source.shape) < 3:
         return Refusal("has no spatial dimension")
-    if group.tolerance.winograd_outputs and any(isinstance(dim, Size) for dim in source.shape):
-        return Refusal(f"a call decides its sizes, and kernels of known ones are 2 to 3 times as fast in {group.precision}")
     window = read_window(group, anchor)
     if anchor.op_type == "ConvTranspose" and prod(window.strides) > _MAX_PHASES:
         return Refusal(f"{prod(window.strides)} phases of output positions, more than {_MAX_PHASES}")
@@ -121,7 +119,7 @@ class _Convolution:
         planes = self._planes(taps, outputs)
         computed = is_computed(self.group, self.anchor.inputs[0])
         direct = not computed and self._is_input(planes)
-        direct = direct and all(_columns(out, self.window.inputs) >= self._lanes for out in outputs)
+        direct = direct and all(least_of(_columns(out, self.window.inputs)) >= self._lanes for out in outputs)
         if direct:
             planes = replace(planes, extents=self.window.inputs)
             buffer = self.builder.parameter(self.anchor.inputs[0], self.source.elements, self.source.dtype)
@@ -244,6 +242,8 @@ class _Convolution:
         tiles = tile_options(
             rows, columns, prod(depth), machine_of(self.target, self.accumulator), shifted_loads=True, b_padded=not direct
         )
+        if direct:  # no more columns than there are
+            tiles = {name: tile for name, tile in tiles.items() if tile.columns <= least_of(columns)}
         tile = self.builder.choose("tile", tiles)
         weights = self._weights(number, taps, tile.rows)
         panels = -(-rows // tile.rows)

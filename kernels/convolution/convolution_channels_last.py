@@ -10,15 +10,15 @@ A "line" is a row of the output: all positions that differ in the last dimension
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from tvm import tirx
 
+from ...runtime.symbolic.shapes import is_one
+from ...runtime.symbolic.sizes import Size, SizeLike, greatest_of, hint_of
 from ...runtime.target import Target
-from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
-from ..codegen.work_stealing import Shares
+from ..codegen.builder import Buffer, Expr, Index, row_major, unravel
 from ..cost.convolution import (
     channels_last_cycles,
     channels_last_tiles,
@@ -34,13 +34,14 @@ from ..formats.format import BF16_DOT, F32, Format, format_for
 from ..formats.multiply_add import factor
 from ..groups.group import Group
 from ..microkernels.packing import PackPanels, PackSums, Panel, pack_in_kernel
-from ..microkernels.register_tile import Tile, split_options, sum_tile
+from ..microkernels.register_tile import Tile, sum_tile
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, has_short_epilogue, machine_of, new_builder
 from ..template.values import GroupValues
 from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, each_column, extents_of, vector_cycles
 from .depthwise_channels_last import Depthwise, is_depthwise, sums_bytes
 from .padded_input import BITS, Image, padded_image
+from .tile_loops import deal, each_height
 from .window import Window, clipped_taps, read_window, share_of_padding
 from .zero_points import ImageZero
 
@@ -105,8 +106,8 @@ class _Product:
     weights: Buffer
     tile: Tile
     depth: tuple[int, ...]
-    rows: int
-    extents: Mapping[str, int]
+    rows: SizeLike
+    extents: Mapping[str, SizeLike]
     prefetched: str
     first_sums: Callable[[Expr, Expr], Expr] | None
 
@@ -190,33 +191,35 @@ class _Convolution:
         ranked = channels_last_tiles(rows, outputs, prod(depth), words, machine, pitch=pitch, k_pack=k_pack)
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
         weights, first_sums = self._weights(tile.columns), self._first_sums(tile.columns)
-        if not flops:
+        if not greatest_of(flops):
             return 0
         panels = -(-outputs // tile.columns)
-        extents = {"image": images, "line": lines, "group": self.groups, "m": -(-rows // tile.rows), "n": panels}
         order = builder.choose("order", self._orders(tile.columns))
-        product = _Product(
-            image, weights, tile, depth, rows, extents, self._prefetched(order, extents, prod(depth) * tile.columns), first_sums
-        )
-        deal(
-            builder,
-            {axis: extents[axis] for axis in order},
-            flops // _WORK_PER_OPERATION,
-            lambda place: self._tile(product, place),
-        )
-        return int(flops)
+
+        vectors = tile.vectors
+
+        def emit(height: int) -> None:
+            tile = Tile(height, vectors, lanes)
+            extents = {"image": images, "line": lines, "group": self.groups, "m": -(-rows // tile.rows), "n": panels}
+            prefetched = self._prefetched(order, extents, prod(depth) * tile.columns)
+            product = _Product(image, weights, tile, depth, rows, extents, prefetched, first_sums)
+            work = flops // _WORK_PER_OPERATION
+            deal(builder, {axis: extents[axis] for axis in order}, work, lambda place: self._tile(product, place))
+
+        each_height(builder, tile.rows, rows, emit)
+        return flops
 
     def _reads_runs(self, image: Image) -> bool:
         """Whether all channels of a row of taps are one run of words of bytes: their loop is longer than over channels alone."""
         window, is_short = self.window, has_short_epilogue(self.form.inner, self.format) and not self.packs_taps
-        is_run = self.groups == window.dilations[-1] == image.strides[1] == 1 and image.strides[-1] == self.channels
+        is_run = self.groups == window.dilations[-1] == 1 and is_one(image.strides[1]) and image.strides[-1] == self.channels
         return is_short and is_run and not self._skips(len(window.kernel) - 1, 1)
 
-    def _prefetched(self, order: tuple[str, ...], extents: Mapping[str, int], panel: int) -> str:
+    def _prefetched(self, order: tuple[str, ...], extents: Mapping[str, SizeLike], panel: int) -> str:
         """What tiles prefetch while they read a panel of `panel` weights: their share of the next panel into L2, all together
         ("next") or those of each image ("next of image"), rows further on in this panel ("soon"), or nothing ("")."""
         size_bytes = self.form.inner.types[self.anchor.inputs[1]].size_bytes
-        is_line = extents["image"] * extents["line"] == 1
+        is_line = is_one(extents["image"]) and is_one(extents["line"])
         is_by_panel = order == _ORDERS["by panel"] or (is_line and order == _ORDERS["by line"])
         if (is_by_panel or order == _ORDERS["by image"]) and prefetches_next(size_bytes, _BYTES * panel, self.target.machine):
             return "next" if is_by_panel else "next of image"
@@ -257,7 +260,8 @@ class _Convolution:
             return lambda column, value: self._store(index, group * outputs + first + column, value)
 
         # The last tile of a line is moved back to end with it. Where that may be in place, what it computes twice is stored once.
-        begin = builder.bind(place["m"] * tile.rows - start) if self.inplace and product.rows % tile.rows else 0
+        is_ragged = isinstance(product.rows, Size) or product.rows % tile.rows > 0
+        begin = builder.bind(place["m"] * tile.rows - start) if self.inplace and is_ragged else 0
         if outputs % tile.columns == 0 and has_short_epilogue(self.form.inner, self.format) and isinstance(begin, int):
             sum_tile(builder, tile, self.format, depth, a, b, before, spans, first=begins, store_row=store_row)
             return
@@ -269,7 +273,7 @@ class _Convolution:
 
     def _prefetch_epilogue(self, tile: Tile, number: Expr, lead: Index, start: Expr, channel: Expr) -> None:
         """Prefetch what a tile's epilogue reads and writes, so that it arrives during the sum."""
-        if self.form.epilogue_bytes() > self.target.machine.l3.part_bytes(_EPILOGUE_SHARE):
+        if hint_of(self.form.epilogue_bytes()) > self.target.machine.l3.part_bytes(_EPILOGUE_SHARE):
             with self.builder.loop(tile.rows, name="row") as row:
                 image, *place = self._index(number, lead, self.builder.bind(start + row))
                 self.form.prefetch(self.builder, (image, channel, *place), min(tile.columns, self.out_channels))
@@ -281,7 +285,9 @@ class _Convolution:
             return (lambda ks: panel.prefetch(builder, row_major(ks, depth))) if product.prefetched else None
         axes = ("image", "line", "m") if product.prefetched == "next" else ("line", "m")
         part = builder.bind(row_major([place[axis] for axis in axes], [extents[axis] for axis in axes]))
-        parts = prod(extents[axis] for axis in axes)
+        parts = prod(hint_of(extents[axis]) for axis in axes)
+        if any(isinstance(extents[axis], Size) for axis in axes):
+            part = builder.bind(tirx.floormod(part, parts))
         prefetch = panel.prefetch_next(builder, prod(depth), part, parts)
         return lambda ks: prefetch(row_major(ks, depth))
 
@@ -407,24 +413,5 @@ def tap_format(form: ChannelsLast, window: Window, target: Target) -> Format | N
         return one if weights.shape[1] % _BYTES and (weights.shape[1] > 1 or form.anchor.attribute("group", 1) == 1) else None
     if not form.outer.tolerance.may_round or not target.multiplies_pairs or weights.shape[1] % 2 == 0:
         return None
-    is_long = result.elements * prod(weights.shape[1:]) >= _LEAST_ROUNDED
+    is_long = hint_of(result.elements) * prod(weights.shape[1:]) >= _LEAST_ROUNDED
     return BF16_DOT if is_long and source.dtype == weights.dtype == "float32" else None
-
-
-def deal(builder: KernelBuilder, extents: dict[str, int], work: int, body: Callable[[dict[str, Expr]], None]) -> None:
-    """`body` at each place of nested loops over `extents`, outermost first; the best balanced one is dealt to the threads.
-
-    `work`: scalar operations of the whole.
-    """
-    threads = builder.threads_for(work)
-    split = builder.choose("split", split_options(list(extents), extents, threads))
-    shares = Shares(builder, threads, extents[split], work)
-    with ExitStack() as loops:
-        thread = loops.enter_context(builder.loop(threads, "parallel", "thread"))
-        own = loops.enter_context(shares.of(thread))
-        place: dict[str, Expr] = {}
-        for axis, extent in extents.items():
-            begin, end = own if axis == split else (0, extent)
-            i = loops.enter_context(builder.loop(end - begin, name=axis))
-            place[axis] = builder.bind(begin + i) if threads > 1 and axis == split else i
-        body(place)

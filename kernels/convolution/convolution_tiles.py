@@ -11,9 +11,9 @@ from ..microkernels.amx_packing import LINES
 from ..microkernels.amx_unit import tile_dot_of
 from ..microkernels.packing import PackPanels
 from ..template.contract import Candidate, Refusal
-from .amx_input import TiledImage
+from .amx_input import TiledImage, WindowProduct, as_planes
 from .channels_last_form import ChannelsLast, channels_last_form, extents_of
-from .implicit_gemm_amx import TiledWindows, WindowProduct, as_planes, in_bands, tile_format, tiles_estimate, tiles_obstacle
+from .implicit_gemm_amx import TiledWindows, in_bands, tile_format, tiles_estimate, tiles_obstacle
 from .window import Taps, Window, read_window
 
 _TEMPLATE = "convolution_tiles"

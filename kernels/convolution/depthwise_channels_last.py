@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, prod
 
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import Size, SizeLike, estimating, greatest_of, maximum_of, minimum_of
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
 from ..codegen.work_stealing import share
 from ..formats.bfloat16 import high, low
@@ -28,6 +30,7 @@ from ..template.contract import Operand
 from ..template.loops import accumulator_type
 from ..template.values import GroupValues, Reader
 from .channels_last_form import ChannelsLast
+from .tile_loops import each_height
 from .window import Window, clipped_taps
 
 _STRIP = 8  # positions of a strip: 8 accumulators hide the latency of both FMA units
@@ -94,36 +97,55 @@ class Depthwise:
         """Write the loops; returns the convolution's floating-point operations."""
         builder, window = self.builder, self.window
         *rows, columns = window.outputs
-        flops = 2 * self.images * self.channels * prod(window.outputs) * prod(window.kernel)
-        if not flops:
+        flops: int = 2 * self.images * self.channels * prod(window.outputs) * prod(window.kernel)
+        if not greatest_of(flops):
             return 0
         weights = self._weights()
         begin, end = self._inner_columns()
-        segments = [one for one in ((0, begin, False), (end, columns, False), (begin, end, True)) if one[1] > one[0]]
-        strips = max(ceil((last - first) / self.strip) for first, last, _ in segments)
+        segments = [
+            (first, last - first, is_inner)
+            for first, last, is_inner in ((0, begin, False), (end, columns, False), (begin, end, True))
+            if greatest_of(last - first) > 0
+        ]
         lines, threads = self.images * prod(rows), builder.threads_for(flops // _WORK_PER_OPERATION)
-        parts = min(ceil(threads / lines), strips) if lines < threads else 1  # of a row, where there are few rows
+        parts = self._parts(lines, threads, [length for _, length, _ in segments])
         with builder.chunks(lines * parts, flops // _WORK_PER_OPERATION) as chunk:
             image, *place, part = (builder.bind(i) for i in unravel(chunk, (self.images, *rows, parts)))
             corners = [builder.bind(row * s - b) for row, s, b in zip(place, window.strides, window.begins, strict=False)]
             taps = tuple(clipped_taps(builder, window, axis, corner) for axis, corner in enumerate(corners))
             line = _Line(image, tuple(place), taps)
-            for first, last, is_inner in segments:
-                strips = ceil((last - first) / self.strip)
-                width = ceil((last - first) / strips)
-                start, stop = share(part, parts, strips)
-                with builder.loop(stop - start, name="strip") as i:
-                    column = builder.bind(tirx.min(first + (start + i) * width, last - width))
-                    self._strip(weights, line, column, width, is_inner=is_inner)
+            for segment in segments:
+                length = segment[1]
+                most = self.strip if isinstance(length, Size) else ceil(length / ceil(length / self.strip))
+                each_height(builder, most, length, partial(self._strips, weights, line, segment, (part, parts)))
         return flops
 
-    def _inner_columns(self) -> tuple[int, int]:
+    @estimating
+    def _parts(self, lines: SizeLike, threads: int, lengths: Sequence[SizeLike]) -> int:
+        """Parts of a row that are dealt to threads, where there are few rows."""
+        strips = max(ceil(length / self.strip) for length in lengths)
+        return min(ceil(threads / lines), strips) if lines < threads else 1
+
+    def _strips(
+        self, weights: Buffer, line: _Line, segment: tuple[SizeLike, SizeLike, bool], of: tuple[Expr, int], width: int
+    ) -> None:
+        """The strips of `width` positions in part number `of[0]` of `of[1]` of a segment of a row.
+
+        `segment`: its first column, its length, and whether windows lie in the image there.
+        """
+        (first, length, is_inner), builder = segment, self.builder
+        start, stop = share(*of, ceil(length / width))
+        with builder.loop(stop - start, name="strip") as i:
+            column = builder.bind(tirx.min(first + (start + i) * width, first + length - width))
+            self._strip(weights, line, column, width, is_inner=is_inner)
+
+    def _inner_columns(self) -> tuple[SizeLike, SizeLike]:
         """The output columns [begin, end) whose windows lie in the image along the last dimension."""
-        window, columns = self.window, range(self.window.outputs[-1])
+        window, columns, stride = self.window, self.window.outputs[-1], self.window.strides[-1]
         span = (window.kernel[-1] - 1) * window.dilations[-1]
-        starts = [column * window.strides[-1] - window.begins[-1] for column in columns]
-        inner = [column for column in columns if starts[column] >= 0 and starts[column] + span < window.inputs[-1]]
-        return (inner[0], inner[-1] + 1) if inner else (0, 0)
+        begin = minimum_of(-(-window.begins[-1] // stride), columns)
+        end = (window.inputs[-1] - span + window.begins[-1] + stride - 1) // stride
+        return begin, maximum_of(minimum_of(end, columns), begin)
 
     def _overhanging(self, axis: int, column: Expr, width: int) -> list[_Stretch]:
         """The taps of a strip at the end of a row: those that all its positions have, and what each has before and after."""

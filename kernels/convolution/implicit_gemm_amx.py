@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import reduce
 from math import ceil, prod
 
 from tvm import tirx
 
+from ...runtime.symbolic.shapes import is_one
+from ...runtime.symbolic.sizes import Size, SizeLike, estimating, greatest_of, hint_of, maximum_of, minimum_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, unravel
 from ..codegen.work_stealing import Shares
@@ -32,14 +35,11 @@ from ..microkernels.amx_blocks import (
 from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles
 from ..microkernels.amx_unit import ROWS, tile_unit
 from ..microkernels.packed_gemm import Scratch
-from ..microkernels.packing import PackPanels
 from ..template.contract import BuiltKernel, Operand
 from ..template.kernel import finish, new_builder
 from ..template.values import GroupValues
-from .amx_input import Place, TiledImage, as_volume, of_volume
+from .amx_input import TiledImage, WindowProduct, of_volume
 from .channels_last_form import ChannelsLast, estimate_with_bytes, extents_of
-from .transposed_phases import PackPhases
-from .window import Taps, Window
 from .zero_points import zero_point_of
 
 _NEAR_SHARE = 0.5  # of L2, for weights that stay there from one block of positions to the next
@@ -68,7 +68,7 @@ def tiles_obstacle(form: ChannelsLast, target: Target) -> str:
         return "weights that change are not packed into tiles"
     if source.dtype != "float32" and form.is_computed():
         return f"{source.dtype} that the kernel computes itself is not read as bits"
-    return "" if source.elements * weights.elements * result.elements else "has nothing to multiply"
+    return "" if greatest_of(source.elements * weights.elements * result.elements) else "has nothing to multiply"
 
 
 def tile_format(form: ChannelsLast, target: Target) -> Format:
@@ -85,6 +85,7 @@ def _tile_formats(form: ChannelsLast, target: Target) -> tuple[Format, ...]:
     return formats_for(a, b, target, unit="tile")
 
 
+@estimating
 def tiles_estimate(form: ChannelsLast, target: Target, image: TiledImage) -> Estimate:
     """The estimate of a form's anchor by AMX, with the copy of its input unless tiles are loaded in place."""
     k_pack, band_bytes = image.product.k_pack, image.elements * image.product.bits // 8 if image.band else None
@@ -106,37 +107,17 @@ def tiles_estimate(form: ChannelsLast, target: Target, image: TiledImage) -> Est
     return replace(estimate, overlap=OVERLAP if is_prefetched else 0.0, memory_share=share)
 
 
-def as_planes(window: Window) -> Window:
-    """The window with three spatial dimensions: planes, rows and columns."""
-    ones = {name: as_volume(getattr(window, name), 1) for name in ("kernel", "strides", "dilations", "inputs", "outputs")}
-    return replace(window, begins=as_volume(window.begins, 0), **ones)
-
-
-@dataclass(frozen=True)
-class WindowProduct:
-    """One product: the `taps` of planes, rows and columns, from the copy's origin, at `outputs` positions.
-
-    `weights` are packed as `phases` matrices a group. `place(phase, position)` is the spatial index in the result for a position
-    (plane, row, column).
-    """
-
-    taps: tuple[Taps, ...]
-    outputs: Place
-    weights: PackPanels | PackPhases
-    phases: int
-    place: Callable[[Expr, Index], Index]
-
-
 def in_bands(form: ChannelsLast, image: TiledImage, products: Sequence[WindowProduct], target: Target) -> TiledImage:
     """The layout of a copy in bands of rows, where that pays; else the layout that is given."""
-    most = max(product.outputs[1] for product in products)
-    is_flat = image.extents[0] == 1 and all(product.outputs[0] == 1 for product in products)
+    most = reduce(maximum_of, [product.outputs[1] for product in products])
+    is_flat = is_one(image.extents[0]) and all(is_one(product.outputs[0]) for product in products)
     if image.in_place or not is_flat:
         return image
-    rows = band_rows(image, most, sum(_weights_bytes(form, image, product) for product in products), target)
-    return image.in_bands(min(rows, most), most) if rows else image
+    rows = band_rows(image, hint_of(most), sum(_weights_bytes(form, image, product) for product in products), target)
+    return image.in_bands(min(rows, hint_of(most)), most) if rows else image
 
 
+@estimating
 def band_rows(image: TiledImage, most: int, weights_bytes: int, target: Target) -> int:
     """Of the `most` rows of results, those whose input is copied at a time, so that it stays in L2 beside the weights; 0: all,
     where a thread's part of the whole copy is not large, or weights leave no room."""
@@ -153,7 +134,7 @@ def band_rows(image: TiledImage, most: int, weights_bytes: int, target: Target) 
 
     def of_a_thread(bands: int) -> int:
         """Rows of the thread that has most, with so many bands an image."""
-        return ceil(images * bands / target.threads) * ceil(most / bands)
+        return ceil(hint_of(images) * bands / target.threads) * ceil(most / bands)
 
     return ceil(most / min(range(least, 2 * least + target.threads), key=of_a_thread))
 
@@ -245,15 +226,15 @@ class TiledWindows:
                 blocks = tirx.floordiv(rows.positions + (LINES - 1), LINES) * self._columns(product)
                 self._blocks(product, rows, replace(one, is_far=False), (0, builder.bind(blocks)), sums)
 
-    def _bands_of_image(self, products: Sequence[WindowProduct]) -> int:
-        return ceil(max(product.outputs[1] for product in products) / self.image.band)
+    def _bands_of_image(self, products: Sequence[WindowProduct]) -> SizeLike:
+        return ceil(reduce(maximum_of, [product.outputs[1] for product in products]) / self.image.band)
 
     def _columns(self, product: WindowProduct) -> int:
         """Blocks of 32 columns."""
         extents = self._extents(product)
-        return extents["matrix"] * extents["n"]
+        return int(extents["matrix"] * extents["n"])
 
-    def _extents(self, product: WindowProduct) -> dict[str, int]:
+    def _extents(self, product: WindowProduct) -> dict[str, SizeLike]:
         """Extents of the loops around a block, outermost first."""
         return {
             "matrix": self.image.groups * product.phases,
@@ -286,6 +267,7 @@ class TiledWindows:
         buffer = self.builder.parameter(key, words, "uint32")
         return _Weights(buffer, self._excess(number, product), self._is_far(4 * words))
 
+    @estimating
     def _is_far(self, weights_bytes: int) -> bool:
         """Whether weights are the outer loop, so that each panel comes from memory once and is prefetched: they exceed L2, or are
         large while the image stays in L2. In a model they come from memory at each call."""
@@ -321,7 +303,7 @@ class TiledWindows:
         )
         axes = axes if rows.image is None else ("m", "matrix", "n")
 
-        halves = 1 if self._most_positions(product) <= ROWS else 2, 1 if self.outputs <= ROWS else 2
+        halves = 1 if greatest_of(self._most_positions(product)) <= ROWS else 2, 1 if self.outputs <= ROWS else 2
         kernel = AmxMicroKernel(builder, self.unit, self._steps(product), self.image.terms, halves)
 
         def place(block: Expr) -> dict[str, Expr]:
@@ -338,10 +320,10 @@ class TiledWindows:
         begin = None if weights.excess is None else self._begin(weights.excess, place)
         kernel.pipeline(builder.bind(end - begin_at), sums, multiply, epilogue, begin)
 
-    def _most_positions(self, product: WindowProduct) -> int:
+    def _most_positions(self, product: WindowProduct) -> SizeLike:
         """Of the rows that are multiplied at a time."""
         planes, rows, columns = product.outputs
-        return self.image.positions((planes, min(rows, self.image.band or rows), columns))
+        return self.image.positions((planes, minimum_of(rows, self.image.band or rows), columns))
 
     def _group_and_phase(self, product: WindowProduct, at: dict[str, Expr]) -> tuple[Expr, Expr]:
         group, phase = unravel(at["matrix"], (self.image.groups, product.phases))
@@ -370,13 +352,17 @@ class TiledWindows:
             blocks = [extents[axis] for axis in ("image", "plane", "m")]
             number = builder.bind(row_major([at[axis] for axis in ("image", "plane", "m")], blocks))
             ahead = tirx.Select(at["n"] < extents["n"] - 1, self._panel_words(product), 0)
-            then = NextPanel(builder.bind(base + ahead), number, prod(blocks))
+            known = prod(map(hint_of, blocks))
+            if any(isinstance(extent, Size) for extent in blocks):
+                number = builder.bind(tirx.floormod(number, known))
+            then = NextPanel(builder.bind(base + ahead), number, known)
         is_short = rows.positions - at["m"] * LINES <= ROWS if self._has_short(product) else None
         a = replace(a, is_streamed=prefetches and self._is_streamed(product))
         is_large = 4 * self._panel_words(product) > self.target.machine.l1.size_bytes  # no line stays there until the next block
         b = replace(self._panel(weights, base, kernel.steps), is_streamed=image.terms == 1 and is_large)
         kernel.multiply(a, b, to, is_short=is_short, then=then, first=first, between=between)
 
+    @estimating
     def _is_streamed(self, product: WindowProduct) -> bool:
         """Whether an image that the inner loop walks leaves L1 to a panel of weights: a block reads each position once, and none
         is there any more when the next panel's blocks read it."""
@@ -387,7 +373,10 @@ class TiledWindows:
     def _has_short(self, product: WindowProduct) -> bool:
         """Whether the last of several blocks may have at most the 16 positions of one tile."""
         planes, rows, columns = product.outputs
-        counts = {rows} if not self.image.band else {min(rows, self.image.band), rows % self.image.band or rows}
+        if isinstance(rows, Size) or isinstance(columns, Size):
+            return greatest_of(self._most_positions(product)) > ROWS
+        band = self.image.band or rows
+        counts = {min(rows, band), rows % band or rows}
         most = self._most_positions(product) > ROWS
         return any(0 < self.image.positions((planes, count, columns)) % LINES <= ROWS for count in counts) and most
 
@@ -419,10 +408,12 @@ class TiledWindows:
         skipped = builder.bind(top - self.image.first_of(at["m"], product.outputs))  # rows that the previous block stores
         lanes = stored_lanes(builder, count, min(self.form.outer.types[name].bits for name in self.form.outer.outputs))
 
+        is_wider = isinstance(width - columns, Size) or width > columns
+
         def store_row(row: Expr) -> None:
             position, base = builder.bind(top + row), builder.bind((skipped + row) * LINES)
-            y, x = (builder.bind(part) for part in (tirx.floordiv(position, width), tirx.floormod(position, width)))
-            with builder.when(x < columns) if columns < width else nullcontext():
+            y, x = (builder.bind(part) for part in unravel(position, (1, width)))
+            with builder.when(x < columns) if is_wider else nullcontext():
                 place = product.place(phase, of_volume((at["plane"], y + rows.first, x), len(self.image.source.shape) - 2))
                 place = tuple(builder.bind(i) for i in place)
                 channel = group * self.outputs + left

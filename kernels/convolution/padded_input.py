@@ -10,6 +10,7 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.plan import TensorType
+from ...runtime.symbolic.sizes import maximum_of, minimum_of
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
 from ..cost.convolution import spread_pitch
 from ..formats.bfloat16 import rounded, word_at
@@ -134,8 +135,8 @@ class _Copy:
         images, channels, *rows, columns = self.shape
         unit = channels + self.zeros if self.is_last else 1  # elements of one column of a row
         planes = images if self.is_last else images * channels
-        begin = min(left, width) * unit
-        end = max(min(left + columns, width) * unit, begin)
+        begin = minimum_of(left, width) * unit
+        end = maximum_of(minimum_of(left + columns, width) * unit, begin)
         with builder.chunks(planes * prod(heights), planes * prod(self.extents) * unit) as line:
             plane, *place = unravel(line, (planes, *heights))
             plane, at = builder.bind(plane), tuple(builder.bind(row - top) for row, top in zip(place, tops, strict=True))

@@ -9,11 +9,14 @@ read. A "line" is a row of positions: all that differ in the last dimension only
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import ceil, prod
 
 from tvm import tirx
 
 from ...runtime.plan import TensorType
+from ...runtime.symbolic.shapes import is_one
+from ...runtime.symbolic.sizes import SizeLike, greatest_of, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, unravel
 from ..cost.convolution import channels_last_tiles
@@ -25,8 +28,9 @@ from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, has_short_epilogue, machine_of, new_builder
 from ..template.values import GroupValues
 from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, each_column, vector_cycles
-from .convolution_channels_last import convolution_format, deal
+from .convolution_channels_last import convolution_format
 from .padded_input import Image, padded_image
+from .tile_loops import deal, each_height
 from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches_of
 from .window import Window, read_window
 from .zero_points import ImageZero
@@ -76,7 +80,7 @@ class _TransposedConvolution:
     def build(self, products: list[PhaseProduct]) -> BuiltKernel | Refusal:
         self.form.copy_pieces(self.builder)
         flops = 0
-        if self.form.inner.types[self.anchor.outputs[0]].elements:
+        if greatest_of(self.form.inner.types[self.anchor.outputs[0]].elements):
             leads, reaches = reaches_of(products)
             self.is_whole = not any(leads) and all(reach <= n for reach, n in zip(reaches, self.window.inputs, strict=True))
             k_pack = self.format.k_pack
@@ -100,15 +104,15 @@ class _TransposedConvolution:
         machine, pitch = machine_of(self.target, self.accumulator), image.strides[-1]
         ranked = channels_last_tiles(rows, outputs, max(prod(depth), 1), inputs, machine, pitch=pitch)
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
+        vectors = tile.vectors
         panels, phases = ceil(outputs / tile.columns), prod(product.phases)
         weights = self._weights(number, product, tile.columns) if prod(depth) else None
         first_sums = self._first_sums(number, product, tile.columns) if prod(depth) else None
         zero_point = self.zero.value() if self.format.k_pack == 1 else None
         flops: int = 2 * self.format.k_pack * images * lines * rows * phases * self.out_channels * prod(depth)
-        is_lines = lines > 1
-        blocks, size = self._blocks(*((lines, rows) if is_lines else (ceil(rows / tile.rows), tile.rows)))
+        is_lines = not is_one(lines)
 
-        def emit_tile(place: dict[str, Expr]) -> None:
+        def emit_tile(tile: Tile, size: SizeLike, place: dict[str, Expr]) -> None:
             group, phase, first = place["group"], place["phase"], builder.bind(place["n"] * tile.columns)
             line = builder.bind(tirx.min(place["block"] * size + place["line"], lines - 1)) if is_lines else 0
             lead = self._lead(product, line)
@@ -141,15 +145,31 @@ class _TransposedConvolution:
                 base, store = builder.bind(row * tile.columns), store_row(row)
                 each_column(builder, first, outputs, tile, lambda c: store(c, sums[base + c]))
 
+        deal_tiles = partial(self._deal, product, (images, lines, rows), panels, flops // _WORK_PER_OPERATION, emit_tile)
+        each_height(builder, tile.rows, rows, lambda height: deal_tiles(Tile(height, vectors, lanes)))
+        return flops
+
+    def _deal(
+        self,
+        product: PhaseProduct,
+        positions: tuple[SizeLike, SizeLike, SizeLike],
+        panels: int,
+        work: SizeLike,
+        emit_tile: Callable[[Tile, SizeLike, dict[str, Expr]], None],
+        tile: Tile,
+    ) -> None:
+        """The loops around a register tile, whose input comes in blocks of lines, or of tiles where there is one line."""
+        (images, lines, rows), phases = positions, prod(product.phases)
+        is_lines = not is_one(lines)
+        blocks, size = self._blocks(*((lines, rows) if is_lines else (ceil(rows / tile.rows), tile.rows)))
         extents = {"image": images, "block": blocks, "group": self.groups, "phase": phases, "n": panels, "line": size}
         if is_lines:
             extents["m"] = ceil(rows / tile.rows)
-        deal(builder, extents, flops // _WORK_PER_OPERATION, emit_tile)
-        return int(flops)
+        deal(self.builder, extents, work, partial(emit_tile, tile, size))
 
-    def _blocks(self, units: int, rows: int) -> tuple[int, int]:
+    def _blocks(self, units: SizeLike, rows: SizeLike) -> tuple[SizeLike, SizeLike]:
         """Number of blocks, and units of each, into which `units` of `rows` rows are cut so that a block's input stays in L2."""
-        near = max(1, self.target.machine.l2.part_bytes(_NEAR_SHARE) // max(rows * self.channels * 4, 1))
+        near = max(1, self.target.machine.l2.part_bytes(_NEAR_SHARE) // max(hint_of(rows) * self.channels * 4, 1))
         blocks = ceil(units / near)
         return blocks, ceil(units / blocks)
 

@@ -15,9 +15,9 @@ from ..groups.group import Group
 from ..microkernels.amx_packing import LINES
 from ..microkernels.amx_unit import tile_dot_of
 from ..template.contract import Candidate, Refusal
-from .amx_input import TiledImage, as_volume
+from .amx_input import TiledImage, WindowProduct, as_volume
 from .channels_last_form import ChannelsLast, channels_last_form
-from .implicit_gemm_amx import TiledWindows, WindowProduct, in_bands, tile_format, tiles_estimate, tiles_obstacle
+from .implicit_gemm_amx import TiledWindows, in_bands, tile_format, tiles_estimate, tiles_obstacle
 from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches_of
 from .window import Taps, Window, read_window
 

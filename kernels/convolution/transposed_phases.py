@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import product as nest
 
 import numpy as np
 
 from ...runtime.plan import TensorType
+from ...runtime.symbolic.sizes import SizeLike, greatest_of, maximum_of, minimum_of
 from ..microkernels.packing import PackPanels, PackSums
 from .window import Taps, Window, transposed_taps
 
@@ -27,7 +29,7 @@ class PhaseRun:
     first: int
     count: int
     taps: Taps
-    positions: int
+    positions: SizeLike
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -39,11 +41,12 @@ class PhaseRun:
 def phase_runs(window: Window, axis: int) -> list[PhaseRun]:
     """The phases of one dimension that have output positions."""
     runs: list[PhaseRun] = []
-    for phase in range(min(window.strides[axis], window.outputs[axis])):
+    stride, outputs = window.strides[axis], window.outputs[axis]
+    for phase in range(greatest_of(minimum_of(stride, outputs))):
         taps = transposed_taps(window, axis, phase)
         if not taps.count:
             taps = Taps(0, 1, 0, 0, 0)  # outputs without taps are the bias alone
-        positions = len(range(phase, window.outputs[axis], window.strides[axis]))
+        positions = -(-maximum_of(outputs - phase, 0) // stride)
         last = runs[-1] if runs else None
         following = last and (replace(last.taps, first=last.taps.first + last.count) if taps.count else last.taps)
         if last and taps == following and positions == last.positions:
@@ -64,7 +67,7 @@ class PhaseProduct:
         return tuple(run.count for run in self.runs)
 
     @property
-    def positions(self) -> tuple[int, ...]:
+    def positions(self) -> tuple[SizeLike, ...]:
         return tuple(run.positions for run in self.runs)
 
     @property
@@ -81,14 +84,15 @@ def phase_products(window: Window) -> list[PhaseProduct]:
     return [PhaseProduct(runs) for runs in nest(*(phase_runs(window, axis) for axis in range(len(window.kernel))))]
 
 
-def reaches_of(products: Sequence[PhaseProduct]) -> tuple[list[int], list[int]]:
+def reaches_of(products: Sequence[PhaseProduct]) -> tuple[list[int], list[SizeLike]]:
     """For each dimension how many positions before the input products begin to read, and how many they read from there on."""
     leads, reaches = [], []
     for axis in range(len(products[0].runs)):
         ends = [(one.taps[axis].reach, one.positions[axis]) for one in products if one.taps[axis].count]
         lead = max([0, *(-first for (first, _), _ in ends)])
         leads.append(lead)
-        reaches.append(max([1, *(lead + last + positions for (_, last), positions in ends)]))  # one where nothing is read
+        read = [lead + last + positions for (_, last), positions in ends]
+        reaches.append(reduce(maximum_of, read, 1))  # one where nothing is read
     return leads, reaches
 
 

@@ -20,6 +20,7 @@ from math import ceil, prod
 import numpy as np
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import greatest_of, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, unravel
 from ..codegen.work_stealing import Shares
@@ -98,7 +99,7 @@ def _obstacle(form: ChannelsLast, target: Target) -> str:
         return "its input is computed, and would be so for each tile again"
     if anchor.inputs[1] not in form.inner.constants:
         return "its weights are not constant"
-    return "" if source.elements and weights.elements else "is empty"
+    return "" if greatest_of(source.elements) and weights.elements else "is empty"
 
 
 class _Kernel:
@@ -120,10 +121,11 @@ class _Kernel:
         self.points = self.method.extent**2
         self.grid = (one.images, *tiles_along(one, outputs))
         self.tiles = prod(self.grid)
+        tiles = hint_of(self.tiles)  # where a call decides how many there are: any choice is right for all
         channels, self.transformed = one.groups * one.inputs, TYPE if self.format is F32 else _BITS
         item_bytes = np.dtype(self.transformed).itemsize
         self.pitch = channels + (_LINE_BYTES // item_bytes if channels % 512 == 0 else 0)  # avoids set conflicts of rows
-        tile = self._tile_options(self.tiles)[0]
+        tile = self._tile_options(tiles)[0]
         self.flops = 2 * self.points * self.tiles * one.groups * one.inputs * one.outputs
         self.threads = self.builder.threads_for(self.flops // _WORK_PER_OPERATION)
         near = _NEAR_BYTES // (self.points * (item_bytes * self.pitch + 4 * tile.columns))
@@ -133,17 +135,17 @@ class _Kernel:
         self.dtype = NARROW if self.format is BF16_DOT else HALF if may_halve else TYPE  # of the weights in memory
         weights *= np.dtype(self.dtype).itemsize
         # A shared block's inputs beyond all L2s are read from L3 once a panel of weights; own blocks read weights once a block.
-        least = _LEAST_TILES if self.tiles <= 2 * self.threads * near else _LEAST_TILES // 2
-        is_near = near >= min(least, self.tiles) and weights <= machine.l3.part_bytes(_FAR_SHARE)
+        least = _LEAST_TILES if tiles <= 2 * self.threads * near else _LEAST_TILES // 2
+        is_near = near >= min(least, tiles) and weights <= machine.l3.part_bytes(_FAR_SHARE)
         # Where all transformed inputs fit L2, threads that share a block read each weight once among them.
-        are_few = self.tiles <= near and item_bytes * self.points * self.tiles * channels < weights
-        is_private = is_near and self.tiles >= self.threads and not (are_few and self.threads > 1)
-        may_be_private = near > 0 and self.tiles >= self.threads
+        are_few = tiles <= near and item_bytes * self.points * tiles * channels < weights
+        is_private = is_near and tiles >= self.threads and not (are_few and self.threads > 1)
+        may_be_private = near > 0 and tiles >= self.threads
         blocks_of = ("thread", "all") if is_private else ("all", "thread") if may_be_private else ("all",)
         self.is_private = self.builder.choose("blocks", {whose: whose == "thread" for whose in blocks_of})
         far = max(machine.l3.part_bytes(_FAR_SHARE) // (item_bytes * self.points * self.pitch), 1)
-        blocks = self.threads * ceil(self.tiles / (self.threads * near)) if self.is_private else ceil(self.tiles / far)
-        self.size = ceil(self.tiles / blocks)
+        blocks = self.threads * ceil(tiles / (self.threads * near)) if self.is_private else ceil(tiles / far)
+        self.size = ceil(tiles / blocks)
         self.tile = self.builder.choose("tile", {str(tile): tile for tile in self._tile_options(self.size)})
         self.panels = ceil(one.outputs / self.tile.columns)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from ...runtime.hardware.machine import Machine
-from ...runtime.symbolic.sizes import estimating
+from ...runtime.symbolic.sizes import estimating, greatest_of
 from .convolution import Convolution
 
 LEAST_STEPS = 4  # of a block's loop, of one term each, between which an epilogue pays (measured: 2 steps 1.05, 4 steps 0.89)
@@ -188,9 +188,9 @@ def vector_step_cycles(rows: int, columns: int, depth: int, machine: Machine) ->
 def joined_columns(one: Convolution, k_pack: int = 2) -> int:
     """Kernel columns whose channels are packed side by side along k, where those of one column fill few of a tile's 16 words."""
     columns, inputs, of_step = one.kernel[1], one.inputs, _WORDS * k_pack
-    is_plain = one.groups == one.dilations[1] == one.phases == 1 and one.height > 1
+    is_plain = one.groups == one.dilations[1] == one.phases == 1 and greatest_of(one.height) > 1
     are_few = inputs < of_step and ceil(columns * inputs / of_step) < columns
-    line = ((one.columns - 1) * one.strides[1] + columns) * inputs
+    line = ((greatest_of(one.columns) - 1) * one.strides[1] + columns) * inputs
     return columns if is_plain and are_few and line <= _MOST_LINE else 1
 
 

@@ -218,6 +218,7 @@ def channels_last_tile(
     return channels_last_tiles(positions, channels, depth, inputs, machine, pitch=pitch, k_pack=k_pack)[0]
 
 
+@estimating
 def channels_last_tiles(
     positions: int, channels: int, depth: int, inputs: int, machine: Machine, *, pitch: int = 0, k_pack: int = 1
 ) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ from math import ceil, prod
 
 from ...runtime.hardware.machine import Machine
 from ...runtime.precision import TOLERANCES
-from ...runtime.symbolic.sizes import estimating
+from ...runtime.symbolic.sizes import SizeLike, estimating
 from .convolution import Convolution
 from .product import product_cycles, product_tile
 
@@ -38,6 +38,7 @@ def winograd_choice(one: Convolution, machine: Machine, precision: str, *, paire
     return next(iter(winograd_choices(one, machine, precision, paired_tiles=paired_tiles)), None)
 
 
+@estimating
 def winograd_choices(one: Convolution, machine: Machine, precision: str, *, paired_tiles: int = 0) -> list[WinogradChoice]:
     """All F(m x m, 3x3) that a precision allows, those with the fewest cycles first; none for kernels other than 3x3 of stride 1.
 
@@ -62,8 +63,7 @@ def winograd_choices(one: Convolution, machine: Machine, precision: str, *, pair
     return sorted(choices, key=lambda choice: choice.cycles)
 
 
-@estimating
-def tiles_along(one: Convolution, outputs: int) -> tuple[int, ...]:
+def tiles_along(one: Convolution, outputs: int) -> tuple[SizeLike, ...]:
     """Tiles of outputs x outputs along rows and columns of a result, summed over the phases of a dilated convolution."""
     sizes = zip((one.rows, one.columns), one.dilations, strict=True)
     return tuple(phases * ceil(ceil(extent / phases) / outputs) for extent, phases in sizes)

@@ -138,7 +138,13 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
             batch, m_tile, n_tile = (builder.bind(part) for part in unravel(chunk, tuple(extents.values())))
             emit_tile(builder, product, batch, m_tile, n_tile)
         return
-    order = ["n", "batch", "m"] if product.shares_b else ["batch", "m", "n"] if a_bytes > b_bytes else ["batch", "n", "m"]
+    order = (
+        ["n", "batch", "m"]
+        if product.shares_b
+        else ["batch", "m", "n"]
+        if hint_of(a_bytes) > hint_of(b_bytes)
+        else ["batch", "n", "m"]
+    )
     order = builder.choose("order", loop_orders(order, extents))
     threads = builder.threads_for(product.flops // WORK_PER_OPERATION)
     split = builder.choose("split", split_options(order, extents, threads))

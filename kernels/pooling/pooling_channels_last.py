@@ -11,6 +11,7 @@ from math import prod
 
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import estimating, greatest_of
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder, unravel
 from ..convolution.channels_last_form import ChannelsLast, channels_last_form
@@ -48,6 +49,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     return Candidate(_estimate(group, form, window, work, target), partial(_build, group, form, window, work, target))
 
 
+@estimating
 def _estimate(group: Group, form: ChannelsLast, window: Window, work: int, target: Target) -> Estimate:
     """Of all windows, and of what comes from elsewhere into the results."""
     anchor = form.anchor
@@ -78,7 +80,7 @@ def _build(group: Group, form: ChannelsLast, window: Window, work: int, target: 
     else:
         pooling = Pooling(form.inner, builder, anchor, window, accumulator_type(dtype))
     form.copy_pieces(builder)
-    if work:
+    if greatest_of(work):
         _Emission(form, builder, pooling, form.readers(builder)[anchor.inputs[0]]).emit(work)
     return finish("pooling_channels_last", builder, group, flops=work)
 

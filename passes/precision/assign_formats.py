@@ -20,6 +20,7 @@ from ...compiler.ir.rewriter import Rejection
 from ...compiler.ir.shared_weights import has_shared_weights
 from ...compiler.ir.stored_weights import RECURRENT, reads_integers, reads_stored_weights
 from ...compiler.pipeline import Context, Pass
+from ...runtime.symbolic.sizes import hint_of
 from ..fusion.fuse_rows.columns import column_fault, is_by_column
 from .predictions import Predictions
 from .products import CONVOLUTIONS, depth_of, is_constant, is_depthwise, is_narrow, multiply_adds, result_rows
@@ -133,7 +134,8 @@ class _Policy:
         return f"opset {opset} is older than {OLDEST}" if opset < OLDEST else ""
 
     def _size_fault(self, operations: int) -> str:
-        return f"{operations} multiply-adds are too few to round for" if operations < self.limits.min_operations else ""
+        is_small = hint_of(operations) < self.limits.min_operations
+        return f"{operations} multiply-adds are too few to round for" if is_small else ""
 
     def _recurrent_fault(self, node: ir.Node) -> str:
         """Why a recurrent operator stays as it is; empty if it need not."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 ESTIMATING: ContextVar[bool] = ContextVar("estimating", default=False)
 P = ParamSpec("P")
@@ -39,6 +39,23 @@ class Dim:
     def __str__(self) -> str:
         step = f" by {self.multiple}" if self.multiple > 1 else ""
         return f"{self.name}={self.least}..{self.greatest}{step}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A quotient that is rounded next: `ceil(m / 16)`."""
+
+    above: Any
+    below: Any
+
+    def __ceil__(self) -> Any:
+        return -(-self.above // self.below)
+
+    def __floor__(self) -> Any:
+        return self.above // self.below
+
+    def __float__(self) -> float:
+        raise SymbolicSizeError(f"{self.above} / {self.below} is no number before a call")
 
 
 @contextmanager

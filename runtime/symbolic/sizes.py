@@ -10,15 +10,17 @@ defines or that a kernel does is right because two extents differ. Nothing turns
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from hashlib import blake2b
 from itertools import product
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from .dims import ESTIMATING
+from .dims import ESTIMATING, Ratio
 from .dims import Dim as Dim
 from .dims import SymbolicSizeError as SymbolicSizeError
 from .dims import estimate as estimate
@@ -43,12 +45,21 @@ class Domain:
         self.cuts: list[str] = []
         self.atoms: dict[str, tuple[str, int | Size, int | Size]] = {}  # by their texts: what is no polynomial
         self.known: dict[str, Size] = {}  # by their texts
+        self._first: dict[bytes, Size] = {}  # by digests of their values at all points
         self.handles: dict[str, Any] = {}  # of who lowers sizes, by the names of dimensions
 
     def size(self, name: str) -> SizeLike:
         """A dimension as a size."""
         assert name in self.points, f"no dimension {name}"
         return _settled(Size(self, {(name,): 1}))
+
+    def canonical(self, size: Size) -> Size:
+        """Of all sizes that are the same at every point, the one that was asked for first: one text for what is equal."""
+        text = str(size)
+        if text not in self.known:
+            digest = blake2b(size.values.tobytes(), digest_size=16).digest()
+            self.known[text] = self._first.setdefault(digest, size)
+        return self.known[text]
 
     def decide(self, outcomes: np.ndarray, what: Callable[[], str]) -> bool:
         """The answer to a question with these `outcomes` at all points. Raises SymbolicSizeError for too deep a cut."""
@@ -301,23 +312,6 @@ class Size:
         return Size.lower(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """A quotient that is rounded next: `ceil(m / 16)`."""
-
-    above: int | Size
-    below: int | Size
-
-    def __ceil__(self) -> int | Size:
-        return -(-self.above // self.below)
-
-    def __floor__(self) -> int | Size:
-        return self.above // self.below
-
-    def __float__(self) -> float:
-        raise SymbolicSizeError(f"{self.above} / {self.below} is no number before a call")
-
-
 SizeLike: TypeAlias = Any  # int or Size: what computes with numbers computes with sizes, and no checker tells them apart
 
 
@@ -352,13 +346,7 @@ _ATOMS: dict[str, Callable[[Any, Any], np.ndarray]] = {
     "min": np.minimum,
     "max": np.maximum,
 }
-_COMPARED: dict[str, Callable[[Any, Any], Any]] = {
-    "==": lambda a, b: a == b,
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}
+_COMPARED = {"==": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
 def _hint(value: Any) -> Any:
@@ -390,13 +378,26 @@ def _settled(size: SizeLike) -> SizeLike:
 
 
 def _quotient(a: SizeLike, b: SizeLike) -> SizeLike:
-    if isinstance(a, Size) and isinstance(b, int) and all(factor % b == 0 for factor in a.terms.values()):
-        return _made(a.domain, {atoms: factor // b for atoms, factor in a.terms.items()})
+    if isinstance(a, Size) and isinstance(b, int) and b > 0 and (whole := {k: f // b for k, f in a.terms.items() if f % b == 0}):
+        rest = _made(a.domain, {atoms: factor for atoms, factor in a.terms.items() if factor % b})
+        return _made(a.domain, whole) + rest // b
+    if isinstance(a, Size) and isinstance(b, int) and b > 0 and (inner := _quotient_inside(a)) is not None:
+        (above, below), more = inner, a.terms.get((), 0)
+        return (above + more * below) // (below * b)
     if isinstance(a, Size) and isinstance(b, int) and b > 0 and all(factor < 0 for factor in a.terms.values()):
         return -((b - 1 - a) // b)  # -(-a // b), which is how one rounds up, has no negative numbers then
     if isinstance(a, Size) and isinstance(b, Size) and len(b.terms) == 1 and (exact := _exact(a, b)) is not None:
         return exact
     return _atom("//", a, b)
+
+
+def _quotient_inside(a: Size) -> tuple[SizeLike, int] | None:
+    """What is divided by which number in a size that is one quotient, or that and a number; None of others."""
+    found = [atoms for atoms in a.terms if atoms]
+    if len(found) != 1 or len(found[0]) != 1 or a.terms[found[0]] != 1:
+        return None
+    operator, above, below = a.domain.atoms.get(found[0][0], ("", 0, 0))
+    return (above, below) if operator == "//" and isinstance(below, int) and below > 0 else None
 
 
 def _exact(a: Size, b: Size) -> SizeLike | None:
@@ -417,15 +418,15 @@ def _exact(a: Size, b: Size) -> SizeLike | None:
     return _made(a.domain, terms)
 
 
-def _either(operator: str, a: SizeLike, b: SizeLike) -> SizeLike:
+def _either(kind: str, a: SizeLike, b: SizeLike) -> SizeLike:
     if isinstance(a, int) and isinstance(b, int):
-        return min(a, b) if operator == "min" else max(a, b)
+        return min(a, b) if kind == "min" else max(a, b)
     domain = _domain_of(a, b)
-    lower = values_of(a) <= values_of(b) if operator == "min" else values_of(a) >= values_of(b)
+    lower = values_of(a) <= values_of(b) if kind == "min" else values_of(a) >= values_of(b)
     for chosen, outcomes in ((a, lower), (b, ~lower)):
         if np.broadcast_to(outcomes, domain.alive.shape)[domain.alive].all():
             return chosen
-    return _atom(operator, a, b)
+    return _atom(kind, a, b)
 
 
 def _domain_of(a: SizeLike, b: SizeLike) -> Domain:

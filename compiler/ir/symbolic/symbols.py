@@ -21,7 +21,6 @@ class SizeDim(ir.SymbolicDim):
     def __init__(self, size: Size) -> None:
         super().__init__(str(size))
         self.size = size
-        size.domain.known.setdefault(str(size), size)
 
 
 class SizeTensor(ir.LazyTensor):
@@ -39,7 +38,7 @@ class SizeTensor(ir.LazyTensor):
 
 def shape_of_sizes(sizes: Sequence[SizeLike | None]) -> ir.Shape:
     """The shape of these dimensions; None is unknown."""
-    return ir.Shape([SizeDim(one) if isinstance(one, Size) else one for one in sizes])
+    return ir.Shape([SizeDim(one.domain.canonical(one)) if isinstance(one, Size) else one for one in sizes])
 
 
 def size_of(dim: int | ir.SymbolicDim) -> SizeLike | None:

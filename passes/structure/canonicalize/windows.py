@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ....compiler.ir.constants import constant_array
 from ....compiler.ir.matching import input_at, int_constants, is_constant, is_read, rank_of, static_shape, uniform_constant
 from ....compiler.ir.rewriter import operation
+from ....runtime.symbolic.sizes import greatest_of
 from .scope import Replacement, Rule, Scope, respelled, spelled
 
 _GLOBAL_TYPES = (ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16)  # of global pools in every opset
@@ -57,7 +58,8 @@ def drop_taps_of_padding(node: ir.Node, scope: Scope) -> Replacement | None:
     rank = len(dims) - 2
     strides, dilations = (node.attributes.get_ints(name) or (1,) * rank for name in ("strides", "dilations"))
     geometry = zip(dims[2:], outputs[2:], weights[2:], strides, dilations, pads[:rank], pads[rank:], strict=True)
-    ranges = [_taps_of_input(*axis) for axis in geometry]
+    # Of sizes that a call decides: at the largest, where a tap meets the input that does so anywhere.
+    ranges = [_taps_of_input(greatest_of(length), greatest_of(count), *axis) for length, count, *axis in geometry]
     kept = (slice(None), slice(None), *(slice(begin, end) for begin, end in ranges))
     if ranges == [(0, taps) for taps in weights[2:]] or (array := constant_array(node.inputs[1])) is None:
         return None
