@@ -356,7 +356,8 @@ class TiledWindows:
             if any(isinstance(extent, Size) for extent in blocks):
                 number = builder.bind(tirx.floormod(number, known))
             then = NextPanel(builder.bind(base + ahead), number, known)
-        is_short = rows.positions - at["m"] * LINES <= ROWS if self._has_short(product) else None
+        left = builder.bind(rows.positions) - at["m"] * LINES
+        is_short = left <= ROWS if self._has_short(product) else None
         a = replace(a, is_streamed=prefetches and self._is_streamed(product))
         is_large = 4 * self._panel_words(product) > self.target.machine.l1.size_bytes  # no line stays there until the next block
         b = replace(self._panel(weights, base, kernel.steps), is_streamed=image.terms == 1 and is_large)

@@ -12,6 +12,7 @@ from ....compiler.ir.kinds import is_pointwise
 from ....compiler.ir.rewriter import Rejection
 from ....compiler.ir.rows import Rows, claimed_nodes, rows_of
 from ....compiler.pipeline import Context, Pass, number
+from ....runtime.symbolic.sizes import hint_of
 from ....runtime.target import Target
 from .columns import column_fault, is_by_column, spell_as_sum, summed_rows
 from .growth import Growth, neighbours
@@ -107,11 +108,12 @@ def _obstacle(seed: ir.Node, rows: Rows, target: Target) -> Rejection | None:
     def no(reason: str) -> Rejection:
         return Rejection(f"nothing computed in the rows of {seed.op_type}: {reason}", (seed,))
 
-    if not rows.number or rows.length < _MIN_LENGTH:
+    number, length = hint_of(rows.number), hint_of(rows.length)
+    if not number or length < _MIN_LENGTH:
         return no(f"{rows.length} elements are too few")
-    if target.is_gpu and rows.number < _BLOCKS and rows.length > _BLOCK_ELEMENTS:
+    if target.is_gpu and number < _BLOCKS and length > _BLOCK_ELEMENTS:
         return no(f"{rows.number} rows are the work of as many thread blocks, and most of a GPU would wait")
-    if rows.number < target.threads and rows.number * rows.length > _SERIAL_ELEMENTS:
+    if number < target.threads and number * length > _SERIAL_ELEMENTS:
         return no(f"{rows.number} rows leave threads without work, which pointwise nodes alone would share")
     return None
 
