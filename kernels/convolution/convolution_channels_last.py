@@ -21,6 +21,7 @@ from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, unravel
 from ..cost.convolution import (
     channels_last_cycles,
+    channels_last_heights,
     channels_last_tiles,
     in_words,
     in_words_of_taps,
@@ -206,7 +207,10 @@ class _Convolution:
             work = flops // _WORK_PER_OPERATION
             deal(builder, {axis: extents[axis] for axis in order}, work, lambda place: self._tile(product, place))
 
-        each_height(builder, tile.rows, rows, emit)
+        heights = {tile.rows: 1}
+        if isinstance(rows, Size):
+            heights = channels_last_heights(rows, vectors, outputs, prod(depth), words, machine, pitch=pitch, k_pack=k_pack)
+        each_height(builder, heights, rows, emit)
         return flops
 
     def _reads_runs(self, image: Image) -> bool:

@@ -116,9 +116,18 @@ class Depthwise:
             line = _Line(image, tuple(place), taps)
             for segment in segments:
                 length = segment[1]
-                most = self.strip if isinstance(length, Size) else ceil(length / ceil(length / self.strip))
-                each_height(builder, most, length, partial(self._strips, weights, line, segment, (part, parts)))
+                strips = partial(self._strips, weights, line, segment, (part, parts))
+                each_height(builder, self._widths(length), length, strips)
         return flops
+
+    def _widths(self, length: SizeLike) -> dict[int, int]:
+        """The positions that a strip of a segment may have, and about what it then costs."""
+        if not isinstance(length, Size):
+            return {ceil(length / ceil(length / self.strip)): 1}
+        widths = [self.strip]
+        while widths[-1] > max(length.least, 1):
+            widths.append(widths[-1] // 2)
+        return {width: width + 1 for width in widths}  # and what any strip costs
 
     @estimating
     def _parts(self, lines: SizeLike, threads: int, lengths: Sequence[SizeLike]) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 
 from tvm import tirx
 
@@ -12,21 +12,32 @@ from ..codegen.builder import Expr, KernelBuilder
 from ..codegen.work_stealing import Shares
 from ..microkernels.register_tile import split_options
 
+_UNITS = 256  # of the most cycles that a tile takes: what all rows take is an int32
+_NEVER = 2**31 - 1
 
-def each_height(builder: KernelBuilder, most: int, rows: SizeLike, body: Callable[[int], None]) -> None:
-    """`body(height)` for tiles that have no more rows than there are: `most`, or, where a call decides how many rows there are,
-    the largest of `most`, its half, the half of that... that fits, each with code of its own. A number of `rows` is no less than
-    `most`."""
-    if not isinstance(rows, Size):
-        body(most)
+
+def each_height(builder: KernelBuilder, cycles: Mapping[int, int], rows: SizeLike, body: Callable[[int], None]) -> None:
+    """`body(height)` for tiles that have no more rows than there are: of the heights of which a tile takes so many `cycles`, the
+    one by which `rows` take the fewest. Where a call decides how many rows there are, each has code of its own, and one of them
+    is no more than the least number of rows (or 1); a number of rows is no less than the first."""
+    heights = list(cycles)
+    if not isinstance(rows, Size) or len(heights) == 1:
+        body(heights[0])
         return
-    heights = [most]
-    while heights[-1] > max(rows.least, 1):
-        heights.append(heights[-1] // 2)
-    count = builder.bind(rows)
+    count, most = builder.bind(rows), max(cycles.values())
+    taken = [
+        builder.bind(
+            tirx.Select(
+                count >= height,
+                tirx.truncdiv(count + (height - 1), height) * max(round(_UNITS * cycles[height] / most), 1),
+                tirx.const(_NEVER, "int32"),
+            )
+        )
+        for height in heights
+    ]
     for place, height in enumerate(heights):
-        conditions = [count < heights[place - 1]] * (place > 0) + [count >= height] * (height != heights[-1])
-        with builder.when(tirx.all(*conditions)) if conditions else nullcontext():
+        others = [taken[place] < other for other in taken[:place]] + [taken[place] <= other for other in taken[place + 1 :]]
+        with builder.when(builder.bind(tirx.all(*others))):
             body(height)
 
 

@@ -16,10 +16,10 @@ from tvm import tirx
 
 from ...runtime.plan import TensorType
 from ...runtime.symbolic.shapes import is_one
-from ...runtime.symbolic.sizes import SizeLike, greatest_of, hint_of
+from ...runtime.symbolic.sizes import Size, SizeLike, greatest_of, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, unravel
-from ..cost.convolution import channels_last_tiles
+from ..cost.convolution import channels_last_heights, channels_last_tiles
 from ..formats.format import Format
 from ..formats.multiply_add import factor
 from ..groups.group import Group
@@ -146,7 +146,10 @@ class _TransposedConvolution:
                 each_column(builder, first, outputs, tile, lambda c: store(c, sums[base + c]))
 
         deal_tiles = partial(self._deal, product, (images, lines, rows), panels, flops // _WORK_PER_OPERATION, emit_tile)
-        each_height(builder, tile.rows, rows, lambda height: deal_tiles(Tile(height, vectors, lanes)))
+        heights = {tile.rows: 1}
+        if isinstance(rows, Size):
+            heights = channels_last_heights(rows, vectors, outputs, max(prod(depth), 1), inputs, machine, pitch=pitch)
+        each_height(builder, heights, rows, lambda height: deal_tiles(Tile(height, vectors, lanes)))
         return flops
 
     def _deal(

@@ -5,15 +5,15 @@ Multiply-adds are counted by register tiles (`register_tile.py`), copies and lay
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil, prod
+from math import ceil, inf, prod
 
 from ...runtime.hardware.machine import LINE_BYTES, Machine
-from ...runtime.symbolic.sizes import estimating
+from ...runtime.symbolic.sizes import Size, SizeLike, estimating
 from .memory import copy_cycles
-from .register_tile import MAX_ROWS, Step, grid_cycles
+from .register_tile import MAX_ROWS, Step, grid_cycles, tile_cycles
 
 _L2_SHARE = 0.625  # of L2 that a panel of weights may take
 _DEPTHWISE_STEP, _DEPTHWISE_START = 0.8, 4.0  # cycles of a vector of channels: a tap, and a position's overhead
@@ -36,6 +36,8 @@ _CLEARLY = 1.5  # times as long: by so much orders of loops must differ before t
 _NEAR_BYTES = 512 * 1024  # of weights that stay near from one output row to the next
 _SHORT_SUMS = 256  # multiply-adds of a sum of whose results stores are worth being contiguous
 _PREFETCHED_BYTES = 256 * 1024  # of weights above which each tile prefetches its share of the next panel
+_MOST_HEIGHTS, _WORTH_A_HEIGHT = 6, 0.97  # of tiles, each with code of its own; of the time, which another one must save
+_MOST_COUNTS = 24  # of rows that heights are chosen for
 _PANEL_SHARE, _LEAST_PANEL_BYTES = 0.375, 384 * 1024  # of L2: a panel that stays there while the next one is prefetched beside it
 
 
@@ -244,6 +246,61 @@ def channels_last_tiles(
         return not is_counted, _stretch_cycles(tile, positions, channels, depth, machine, pairs=pairs), tile
 
     return sorted(fitting, key=rank)
+
+
+def channels_last_heights(
+    positions: SizeLike,
+    vectors: int,
+    channels: int,
+    depth: int,
+    inputs: int,
+    machine: Machine,
+    *,
+    pitch: int = 0,
+    k_pack: int = 1,
+) -> dict[int, int]:
+    """A few heights of NHWC register tiles of so many vectors, and the cycles of a tile of each: of which some suit any number of
+    positions that a call may have. One has no more rows than there are positions at least (or one row).
+
+    Those that are best for some numbers are taken, the one that saves most of all first.
+    """
+    choices = positions.choices if isinstance(positions, Size) else (positions,)
+    counts = _spread([count for count in choices if count] or [1])
+    best: dict[int, float] = {}
+    for count in counts:
+        tiles = channels_last_tiles(count, channels, depth, inputs, machine, pitch=pitch, k_pack=k_pack)
+        rows = next((rows for rows, width in tiles if width == vectors), 1)
+        best[rows] = tile_cycles(machine, rows, vectors, depth, Step(depth * vectors * machine.vector_bytes, is_dot=k_pack > 1))
+    return few_heights({rows: round(cycles) for rows, cycles in best.items()}, counts)
+
+
+def few_heights(cycles: Mapping[int, int], counts: Sequence[int]) -> dict[int, int]:
+    """The heights of tiles that together are nearly the best for so many rows, of those of which a tile takes so many cycles.
+    One of them is no more than the least of `counts`, which rise."""
+
+    def share(chosen: Collection[int], count: int) -> float:
+        """How many times as long rows take by the best of the chosen heights as by the best of all."""
+        return _cycles_of(chosen, count, cycles) / _cycles_of(cycles, count, cycles)
+
+    found = [max(height for height in cycles if height <= counts[0])]
+    while len(found) < _MOST_HEIGHTS and (rest := [height for height in cycles if height not in found]):
+        now = sum(share(found, count) for count in counts)
+        then = {height: sum(share((*found, height), count) for count in counts) for height in rest}
+        height = min(rest, key=lambda one: then[one])
+        if then[height] > now * _WORTH_A_HEIGHT:
+            break
+        found.append(height)
+    return {height: cycles[height] for height in found}
+
+
+def _cycles_of(heights: Collection[int], count: int, cycles: Mapping[int, int]) -> float:
+    return min((ceil(count / height) * cycles[height] for height in heights if height <= count), default=inf)
+
+
+def _spread(numbers: Sequence[int]) -> list[int]:
+    """A few of many numbers in order, the first and the last among them."""
+    places = {round(place * (len(numbers) - 1) / (_MOST_COUNTS - 1)) for place in range(_MOST_COUNTS)}
+    return [numbers[place] for place in sorted(places)]
 
 
 def _stretch_cycles(

@@ -122,7 +122,8 @@ class StepPacker:
         if isinstance(self.lines, int) and self.lines % LINES == self.depth % of_step == 0:
             write(to, base, matrix, first, k, False)
             return
-        is_whole = builder.bind(tirx.And(first + LINES <= self.lines, k + of_step <= self.depth))
+        lines, depth = builder.bind(self.lines), builder.bind(self.depth)
+        is_whole = builder.bind(tirx.And(first + LINES <= lines, k + of_step <= depth))
         for guarded, condition in ((False, is_whole), (True, tirx.Not(is_whole))):
             with builder.when(condition):
                 write(to, base, matrix, first, k, guarded)

@@ -20,7 +20,7 @@ from ...compiler.ir.rewriter import Rejection
 from ...compiler.ir.shared_weights import has_shared_weights
 from ...compiler.ir.stored_weights import RECURRENT, reads_integers, reads_stored_weights
 from ...compiler.pipeline import Context, Pass
-from ...runtime.symbolic.sizes import hint_of
+from ...runtime.symbolic.sizes import SymbolicSizeError, hint_of
 from ..fusion.fuse_rows.columns import column_fault, is_by_column
 from .predictions import Predictions
 from .products import CONVOLUTIONS, depth_of, is_constant, is_depthwise, is_narrow, multiply_adds, result_rows
@@ -127,7 +127,13 @@ class _Policy:
     def _reads_rows_wide(self, node: ir.Node) -> bool:
         if node.op_type in CONVOLUTIONS or not is_constant(node.inputs[1]) or self.context.target.is_gpu:
             return False
-        return self._is_weights_only() or result_rows(node) <= self.limits.few_rows
+        if self._is_weights_only():
+            return True
+        rows = result_rows(node)
+        try:
+            return rows <= self.limits.few_rows
+        except SymbolicSizeError:  # for some shapes of images, which are no range of each dimension
+            return hint_of(rows) <= self.limits.few_rows
 
     def _opset_fault(self) -> str:
         opset = self.model.opset_imports.get("", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -292,13 +293,41 @@ def test_images_of_any_size(name: str) -> None:
             torch.testing.assert_close(found, module(x), rtol=1e-4, atol=1e-5)
 
 
-def test_faster_kernels_of_known_sizes_are_not_given_up() -> None:
-    """Winograd's and channels-last kernels, which have no ranges: in bfloat16 a batch is padded instead."""
-    dims = {"input": {0: "B"}, "B": (2, 4)}
-    images = torch.randn(2, 3, 40, 36)
-    net = prefuse.compile(IMAGES["stem"].eval(), (images,), dims=dims, precision="bfloat16", cache=False, threads=2)
-    assert "padded to B=4, which no result shows" in net.report()
-    assert "times as fast in bfloat16" in net.report()
+class Mobile(nn.Module):
+    """A depthwise convolution between pointwise ones, with channels weighted by a mean of all positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.wide = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 48, 1)
+        self.deep, self.narrow = nn.Conv2d(48, 48, 5, 2, 2, groups=48), nn.Conv2d(48, 24, 1)
+        self.less, self.more = nn.Conv2d(48, 12, 1), nn.Conv2d(12, 48, 1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = self.deep(self.wide(self.stem(input).relu()).relu()).relu()
+        return self.narrow(x * self.more(self.less(x.mean((2, 3), keepdim=True)).relu()).sigmoid())
+
+
+PRECISIONS = {"float32-fast": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
+NETS = {"unet": UNet(), "mobile": Mobile(), "stem": IMAGES["stem"]}
+
+
+@pytest.mark.parametrize(("precision", "name"), [(list(PRECISIONS)[n % 3], name) for n, name in enumerate((*NETS, *NETS))][:5])
+def test_images_of_any_size_in_any_precision(precision: str, name: str) -> None:
+    """Kernels channels-last, of Winograd and of pairs are for any size, too, and no layout is turned between them."""
+    torch.manual_seed(0)
+    module = NETS[name].eval()
+    dims = {"input": {2: "H", 3: "W"}, "H": (24, 150), "W": (20, 90)}
+    net = prefuse.compile(module, (torch.randn(2, 3, 64, 64),), dims=dims, precision=precision, cache=False, threads=2)
+    assert isinstance(net, SymbolicModel)
+    assert "specialised" not in net.report(), net.report()
+    assert "padded" not in net.report()
+    own = prefuse.compile(module, (torch.randn(2, 3, 64, 64),), precision=precision, cache=False, threads=2)
+    assert len(net.programs[0].plan.steps) <= len(own.programs[0].plan.steps) + 2
+    for height, width in ((24, 20), (33, 57), (150, 90), (101, 33)):
+        x = torch.randn(2, 3, height, width)
+        found: Any = net(x)
+        exact = copy.deepcopy(module).double()(x.double()).detach()
+        assert (found - exact).abs().max() <= PRECISIONS[precision] * exact.abs().max()
 
 
 @pytest.mark.parametrize(
