@@ -11,6 +11,7 @@ import numpy as np
 
 from ...runtime.plan import TensorType
 from ...runtime.symbolic.shapes import broadcast_shape
+from ...runtime.symbolic.sizes import Size, SizeLike
 from ..expressions import math
 from ..groups.group import Group, Op
 from ..template.loops import accumulator_type
@@ -57,7 +58,7 @@ class _Writer:
         dtype = accumulator_type(self.types[name].dtype)
         return name if dtype == self.types[name].dtype else self.cast(name, dtype)
 
-    def length(self, name: str) -> int:
+    def length(self, name: str) -> SizeLike:
         shape = self.types[name].shape
         return prod(shape[len(shape) - self._count :])
 
@@ -74,13 +75,14 @@ class _Writer:
     def cast(self, name: str, dtype: str) -> str:
         return self.call("Cast", name, dtype=dtype)
 
-    def constant(self, number: float, like: str) -> str:
-        key = ("constant", number, self.types[like].dtype)
+    def constant(self, number: float | Size, like: str) -> str:
+        """A number, or a size that a call decides, in the type of a value."""
+        key = ("constant", str(number), self.types[like].dtype)
         if key in self._made:
             return self._made[key]
         name = self._made[key] = f".constant{len(self.literals)}"
         self.types[name] = TensorType((), self.types[like].dtype)
-        self.literals[name] = np.array(number, self.types[like].dtype)
+        self.literals[name] = np.array(number, object if isinstance(number, Size) else self.types[like].dtype)
         return name
 
     def become(self, result: str, value: str) -> None:
@@ -112,7 +114,9 @@ def _softmax(writer: _Writer, op: Op) -> None:
 def _normalization(writer: _Writer, op: Op) -> None:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias; without the mean for RMSNormalization."""
     x = writer.operand(op)
-    count = writer.constant(1 / max(writer.length(x), 1), x)
+    length = writer.length(x)
+    is_sized = isinstance(length, Size)
+    count = writer.call("Reciprocal", writer.constant(length, x)) if is_sized else writer.constant(1 / max(length, 1), x)
     mean = None
     if op.op_type == "LayerNormalization":
         mean = writer.call("Mul", writer.fold("FoldSum", x), count)
@@ -140,7 +144,7 @@ def _folded(kind: str, before: str = "", after: str = "") -> Callable[[_Writer, 
             x = writer.call("Mul", x, x) if before == "square" else writer.call(before, x)
         total = writer.fold(kind, x, keepdims=bool(op.attribute("keepdims", 1)))
         if after == "mean":
-            total = writer.call("Div", total, writer.constant(float(writer.length(x)), total))
+            total = writer.call("Div", total, writer.constant(writer.length(x), total))
         elif after:
             total = writer.call(after, total)
         writer.become(op.outputs[0], total)

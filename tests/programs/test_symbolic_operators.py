@@ -11,6 +11,7 @@ import onnx
 import prefuse
 import pytest
 import torch
+from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.compiler.programs.symbolic import SymbolicModel
 from prefuse.runtime.target import AMX_EMULATED
 from prefuse.tests.kernels.harness import LEVELS, target_of
@@ -234,6 +235,25 @@ def test_what_is_computed_of_all_elements(name: str) -> None:
         torch.testing.assert_close(net(x), module(x), rtol=1e-5, atol=1e-5)
 
 
+STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda x: (2 * x + 1).sigmoid().mean(-1, keepdim=True),
+    "variance": lambda x: (2 * x + 1).sigmoid().var(-1),
+    "expectation": lambda x: (x.softmax(-1) * x).mean(-1),
+    "layer norm": lambda x: nn.functional.layer_norm(2 * x, (x.shape[-1],)),
+    "root mean square": lambda x: nn.functional.rms_norm(2 * x, (x.shape[-1],)),
+}
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_means_of_what_is_computed_in_rows_of_any_length(name: str) -> None:
+    """Rows that a kernel computes and sums up had no form for ranges: their length was to be a float."""
+    module = Applied(STATISTICS[name])
+    net = ranged(module, torch.randn(5, 20), dims={"input": {1: "T"}, "T": (2, 90)})
+    for length in (2, 7, 64, 90):
+        x = torch.randn(5, length)
+        torch.testing.assert_close(net(x), module(x), rtol=1e-5, atol=1e-5)
+
+
 def test_places_of_numbers_that_are_not_zero_are_specialised() -> None:
     """Their largest number is no number before a call: a pass failed on that."""
     net = prefuse.compile(Applied(torch.nonzero), torch.randn(5), dims={"input": {0: "N"}, "N": (3, 9)}, cache=False)
@@ -302,7 +322,7 @@ class Mobile(nn.Module):
         self.deep, self.narrow = nn.Conv2d(48, 48, 5, 2, 2, groups=48), nn.Conv2d(48, 24, 1)
         self.less, self.more = nn.Conv2d(48, 12, 1), nn.Conv2d(12, 48, 1)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Any:
         x = self.deep(self.wide(self.stem(input).relu()).relu()).relu()
         return self.narrow(x * self.more(self.less(x.mean((2, 3), keepdim=True)).relu()).sigmoid())
 
@@ -322,6 +342,7 @@ def test_images_of_any_size_in_any_precision(precision: str, name: str) -> None:
     assert "specialised" not in net.report(), net.report()
     assert "padded" not in net.report()
     own = prefuse.compile(module, (torch.randn(2, 3, 64, 64),), precision=precision, cache=False, threads=2)
+    assert isinstance(own, SpecializedModel)
     assert len(net.programs[0].plan.steps) <= len(own.programs[0].plan.steps) + 2
     for height, width in ((24, 20), (33, 57), (150, 90), (101, 33)):
         x = torch.randn(2, 3, height, width)
