@@ -44,7 +44,7 @@ from ..ir.facts import source_of, tensor_type
 from ..ir.functions import fused_names
 from ..ir.shared_weights import has_shared_weights
 from ..ir.states import states_of
-from ..ir.symbolic.symbols import domain_of_model
+from ..ir.symbolic.symbols import constant_sizes, domain_of_model
 from .gpu.device_code import grids_of
 from .state_order import order_renewals
 
@@ -235,6 +235,8 @@ class _Drafting:
         return Copy(source, Region(result.buffer, result.offset + offset_bytes, source.size_bytes))
 
     def _constant_region(self, value: ir.Value, pack: Pack | None) -> Region:
+        if (sizes := constant_sizes(value)) is not None:
+            raise SymbolicSizeError(f"a kernel reads {sizes.tolist()} from memory, which are no numbers before a call")
         source = tensor_type(value)
         kind = pack.packed_type(source) if pack else source
         name = f"{value.name}:{pack}" if pack else str(value.name)

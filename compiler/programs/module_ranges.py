@@ -58,26 +58,34 @@ class _Assumed:
         """Whether the sizes are in the box."""
         return all(sizes[dim.name] in dim.sizes for dim in self.box)
 
-    def check(self, points: Iterable[Sizes]) -> None:
-        """Raise OptionError for sizes of the box for which the graph does not hold."""
+    def check(self, points: Iterable[Sizes], of: Box | None = None) -> None:
+        """Raise OptionError for sizes for which the graph does not hold: of its box, or `of` one that needs several graphs."""
         for sizes in points:
             if refusal := self.refusal(sizes):
                 where = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-                fix = self._in_steps() or "give ranges for which it holds, or let the module not depend on it"
+                fix = self._fix(of) or "give ranges for which it holds, or let the module not depend on it"
                 raise OptionError("dims", f"{where}: {refusal}", fix)
 
-    def _in_steps(self) -> str:
-        """Ranges for which the graph holds because their sizes are multiples of a number, as a user would write them."""
+    def _fix(self, of: Box | None) -> str:
+        """Which of the sizes asked for may be given, as a user would write them; empty where none are known."""
+        stepped, dims = self._in_steps(of or self.box), list(self.box)
+        if stepped and (not of or _count(stepped) >= _count(dims)):
+            changed = [_written(dim) for dim in stepped if dim not in (of or self.box)]
+            return f"give sizes in steps, for which it holds: dims={{{', '.join(changed)}, ...}}"
+        return f"give ranges for which it holds: dims={{{', '.join(map(_written, dims))}}}" if of else ""
+
+    def _in_steps(self, box: Box) -> list[Dim]:
+        """Ranges for which the graph holds because their sizes are multiples of a number; none where there are no others."""
         for step in _STEPS:
-            stepped = [_multiples(dim, step) for dim in self.box]
+            stepped = [_multiples(dim, step) for dim in box]
             if None in stepped or not self._holds_for(dims := [dim for dim in stepped if dim is not None]):
                 continue
-            for place, dim in enumerate(self.box):  # those that need no steps
+            for place, dim in enumerate(box):  # those that need no steps
                 others = [*dims[:place], dim, *dims[place + 1 :]]
                 dims = others if self._holds_for(others) else dims
-            found = (f'"{dim.name}": ({dim.least}, {dim.greatest}, {dim.multiple})' for dim in dims if dim not in self.box)
-            return f"give sizes in steps, for which it holds: dims={{{', '.join(found)}, ...}}"
-        return ""
+            if any(dim not in box for dim in dims):
+                return dims
+        return []
 
     def _holds_for(self, dims: Sequence[Dim]) -> bool:
         """Whether the graph holds for some sizes of each range, at its ends and in the middle."""
@@ -85,6 +93,16 @@ class _Assumed:
             [(dim.name, dim.sizes[place]) for place in {0, min(1, len(dim.sizes) - 1), len(dim.sizes) // 2, -1}] for dim in dims
         ]
         return all(not self.refusal(dict(point)) for point in islice(product(*some), _MOST_CHECKED))
+
+
+def _count(dims: Sequence[Dim]) -> int:
+    return prod(len(dim.sizes) for dim in dims)
+
+
+def _written(dim: Dim) -> str:
+    """A range as a user writes it."""
+    step = f", {dim.multiple}" if dim.multiple > 1 else ""
+    return f'"{dim.name}": ({dim.sizes[0]}, {dim.sizes[-1]}{step})'
 
 
 def _multiples(dim: Dim, step: int) -> Dim | None:
@@ -208,7 +226,7 @@ class ModuleRanges(ModuleSource):
                 made.append(self._variant(call, axes, pins, sizes, box, len(made)))
             except (CompileError, OptionError):
                 for other in made:  # which say why these sizes are apart
-                    other.assumed.check([sizes])
+                    other.assumed.check([sizes], whole)
                 raise
             pending.extend(_without(box, made[-1].assumed.box))
         return made

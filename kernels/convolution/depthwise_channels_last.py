@@ -117,13 +117,15 @@ class Depthwise:
             for segment in segments:
                 length = segment[1]
                 strips = partial(self._strips, weights, line, segment, (part, parts))
-                each_height(builder, self._widths(length), length, strips)
+                each_height(builder, self._widths(length, is_inner=segment[2]), length, strips)
         return flops
 
-    def _widths(self, length: SizeLike) -> dict[int, int]:
+    def _widths(self, length: SizeLike, *, is_inner: bool) -> dict[int, int]:
         """The positions that a strip of a segment may have, and about what it then costs."""
         if not isinstance(length, Size):
             return {ceil(length / ceil(length / self.strip)): 1}
+        if not is_inner:  # one by one: each position of a strip has taps of its own
+            return {1: 1}
         widths = [self.strip]
         while widths[-1] > max(length.least, 1):
             widths.append(widths[-1] // 2)

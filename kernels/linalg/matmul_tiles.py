@@ -384,7 +384,7 @@ class AmxProduct(MatMulKernel):
     def _next(self, panel: TileOperand, m: Expr, n: Expr) -> NextPanel | None:
         """The panel of B to prefetch while all rows are multiplied by panel `n`; None unless B is constant and not small."""
         size = self.steps * self.terms * TERM_WORDS
-        is_small = 4 * size * self.columns < self.target.machine.l2.part_bytes(_PREFETCHED_SHARE)
+        is_small = 4 * hint_of(size * self.columns) < self.target.machine.l2.part_bytes(_PREFETCHED_SHARE)
         if self.columns == 1 or self.b.name not in self.group.constants or is_small:
             return None
         ahead = self.builder.bind(tirx.Select(n < self.columns - 1, self.steps, 0))

@@ -23,7 +23,7 @@ from tvm import tirx
 
 from ...runtime.hardware.machine import Machine
 from ...runtime.symbolic.shapes import is_one
-from ...runtime.symbolic.sizes import Size, SymbolicSizeError, estimating, hint_of, least_of
+from ...runtime.symbolic.sizes import Size, SymbolicSizeError, estimating, greatest_of, hint_of, least_of
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, unravel
 from ..codegen.work_stealing import Shares
 from ..cost.register_tile import last_rows, ranked_tiles
@@ -364,7 +364,7 @@ def _in_blocks(
     new loops' iterations to those of `depth`."""
     axis = _outer_loops(depth, longest)
     step = prod(depth[axis + 1 :])
-    is_long = longest is not None and all(spanned < axis for spanned in spans) and prod(depth[axis:]) > longest
+    is_long = longest is not None and all(spanned < axis for spanned in spans) and greatest_of(prod(depth[axis:])) > longest
     lengths = range(_LONGEST_BLOCK // step, (_LEAST_BLOCK - 1) // step, -1) if is_long else ()
     block = next((length for length in lengths if depth[axis] % length == 0), 0)
     if not block:
@@ -381,7 +381,7 @@ def _outer_loops(depth: tuple[int, ...], longest: int | None) -> int:
     """
     if longest is None or len(depth) == 1:
         return 0
-    return max((outer for outer in range(len(depth)) if prod(depth[outer:]) >= _LEAST_BLOCK), default=0)
+    return max((outer for outer in range(len(depth)) if hint_of(prod(depth[outer:])) >= _LEAST_BLOCK), default=0)
 
 
 def _emit_segment(
