@@ -17,7 +17,7 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.hardware.machine import Machine
-from ...runtime.symbolic.sizes import Size, estimating, least_of
+from ...runtime.symbolic.sizes import Size, estimating, greatest_of, least_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..convolution.window import Window, read_window
@@ -258,7 +258,7 @@ class Pooling:
 
     def overhangs(self, d: int) -> bool:
         """Whether some window reads padding along a dimension."""
-        return self.window.begins[d] > 0 or self._last(d) > self.window.inputs[d]
+        return self.window.begins[d] > 0 or greatest_of(self._last(d) - self.window.inputs[d]) > 0
 
     def _inside(self, corners: list[Expr], tap: tuple[int, ...]) -> list[Expr]:
         """Conditions under which a row of the window is one of the operand."""

@@ -50,6 +50,7 @@ IMAGES = {
     "unet": UNet(),
     "stem": nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(16, 16, 3, 1, 1)),
     "averages": nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1), nn.AvgPool2d(2), nn.Conv2d(16, 8, 3, 2, 1), nn.AdaptiveAvgPool2d(1)),
+    "ceiled": nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.MaxPool2d(3, 2, ceil_mode=True), nn.AvgPool2d(3, 2, 1, ceil_mode=True)),
     "dilated": nn.Sequential(nn.Conv2d(3, 8, 3, 1, 2, dilation=2), nn.MaxPool2d(2), nn.Conv2d(8, 12, 5, bias=False)),
     "grouped": nn.Sequential(nn.Conv2d(3, 12, 3, padding=1), nn.Conv2d(12, 12, 3, padding=1, groups=3), nn.Hardsigmoid()),
 }

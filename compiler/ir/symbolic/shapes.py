@@ -257,12 +257,15 @@ def _windows(question: Question) -> list[Sizes]:
         return list(attributes[name].as_ints()) if name in attributes else default
 
     strides, dilations, pads = of("strides", ones), of("dilations", ones), of("pads", [0] * 2 * len(sides))
-    if attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or attributes.get_int("ceil_mode", 0) != 0:
+    if attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         raise _UnknownError
-    found = [
-        (side + pads[axis] + pads[axis + len(sides)] - dilations[axis] * (kernel[axis] - 1) - 1) // strides[axis] + 1
-        for axis, side in enumerate(sides)
-    ]
+    found = []
+    for axis, (side, stride) in enumerate(zip(sides, strides, strict=True)):
+        free = side + pads[axis] + pads[axis + len(sides)] - dilations[axis] * (kernel[axis] - 1) - 1
+        if attributes.get_int("ceil_mode", 0):  # as far as windows begin before the end of the input
+            found.append(minimum_of((free + stride - 1) // stride, (side + pads[axis] - 1) // stride) + 1)
+        else:
+            found.append(free // stride + 1)
     channels = question.shape(1)[0] if node.op_type == "Conv" else shape[1]
     return [(shape[0], channels, *found)] * len(node.outputs)
 
