@@ -102,7 +102,7 @@ def _count(dims: Sequence[Dim]) -> int:
 def _written(dim: Dim) -> str:
     """A range as a user writes it."""
     step = f", {dim.multiple}" if dim.multiple > 1 else ""
-    return f'"{dim.name}": ({dim.sizes[0]}, {dim.sizes[-1]}{step})'
+    return f'"{dim.name}": ({dim.least}, {dim.greatest}{step})'
 
 
 def _multiples(dim: Dim, step: int) -> Dim | None:
