@@ -19,6 +19,7 @@ from typing import Any
 
 import click
 import numpy as np
+import onnx
 import prefuse
 import torch
 from prefuse.compiler.programs.symbolic import SymbolicModel
@@ -77,6 +78,7 @@ class Ours:
     def __init__(self, path: Path, precision: str, threads: int) -> None:
         self._how: dict[str, Any] = {"precision": precision, "threads": threads, "cache": False}
         self._path, self.precision = path, precision
+        self.input_name = onnx.load(str(path), load_external_data=False).graph.input[0].name
         begin = time.perf_counter()
         side = (_LEAST, _MOST, _STEP)
         net = prefuse.compile(str(path), dims={"H": side, "W": side}, **self._how)
@@ -100,8 +102,7 @@ class Ours:
 
 def measure(model: str, size: tuple[int, int], ours: Ours, ready: Mapping[str, Engine], rounds: int) -> Row:
     """One size by the engines for all sizes, and by a program for it."""
-    (name,) = (port.name for port in ours.net.programs[0].inputs)
-    inputs = {name: np.random.default_rng(0).standard_normal((1, 3, *size)).astype(np.float32)}
+    inputs = {ours.input_name: np.random.default_rng(0).standard_normal((1, 3, *size)).astype(np.float32)}
     begin = time.perf_counter()
     every = {**ready, "own program": ours.own(inputs)}
     compile_seconds = {"range": ours.seconds, "size": time.perf_counter() - begin}
