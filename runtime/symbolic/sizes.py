@@ -208,7 +208,7 @@ class Size:
 
     def __truediv__(self, other: Any) -> Any:
         if _terms(other) is None or ESTIMATING.get():
-            return self._with(_hint(other), lambda a, b: a / b)
+            return self._with(hint_of(other), lambda a, b: a / b)
         return Ratio(self, other)
 
     def __rfloordiv__(self, other: Any) -> Any:
@@ -347,10 +347,6 @@ _ATOMS: dict[str, Callable[[Any, Any], np.ndarray]] = {
     "max": np.maximum,
 }
 _COMPARED = {"==": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-
-
-def _hint(value: Any) -> Any:
-    return value.hint if isinstance(value, Size) else value
 
 
 def values_of(size: Any) -> Any:
