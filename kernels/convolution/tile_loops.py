@@ -12,7 +12,7 @@ from ..codegen.builder import Expr, KernelBuilder
 from ..codegen.work_stealing import Shares
 from ..microkernels.register_tile import split_options
 
-_UNITS = 256  # of the most cycles that a tile takes: what all rows take is an int32
+_UNITS = 256  # of the most cycles that a tile takes, fewer for so many rows that what all take would be no int32
 _NEVER = 2**31 - 1
 
 
@@ -25,11 +25,12 @@ def each_height(builder: KernelBuilder, cycles: Mapping[int, int], rows: SizeLik
         body(heights[0])
         return
     count, most = builder.bind(rows), max(cycles.values())
+    units = max(min(_UNITS, _NEVER // max(rows.greatest, 1)), 1)
     taken = [
         builder.bind(
             tirx.Select(
                 count >= height,
-                tirx.truncdiv(count + (height - 1), height) * max(round(_UNITS * cycles[height] / most), 1),
+                tirx.truncdiv(count + (height - 1), height) * max(round(units * cycles[height] / most), 1),
                 tirx.const(_NEVER, "int32"),
             )
         )
