@@ -6,7 +6,9 @@ a range that is found at run time, their own rounding may show in the last place
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -26,7 +28,7 @@ from onnxruntime.quantization import (
 _WIDTH = 32
 
 
-class _Samples(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no type stubs
+class Samples(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no type stubs
     def __init__(self, shape: tuple[int, ...]) -> None:
         generator = np.random.default_rng(1)
         self._samples = iter([{"x": generator.standard_normal(shape).astype(np.float32)} for _ in range(4)])
@@ -35,7 +37,10 @@ class _Samples(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has 
         return next(self._samples, None)
 
 
-def _model(nodes: list[onnx.NodeProto], x: list[int], y: list[int], weights: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
+Shape: TypeAlias = Sequence[int | str]
+
+
+def _model(nodes: list[onnx.NodeProto], x: Shape, y: Shape, weights: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
     generator = np.random.default_rng(0)
     arrays = {name: (generator.standard_normal(shape) * 0.3).astype(np.float32) for name, shape in weights.items()}
     graph = helper.make_graph(
@@ -48,7 +53,7 @@ def _model(nodes: list[onnx.NodeProto], x: list[int], y: list[int], weights: dic
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-def _convolutions() -> onnx.ModelProto:
+def convolutions(height: int | str = 12, width: int | str = 12) -> onnx.ModelProto:
     """A residual network: dense and grouped convolutions, pools, a sum and a classifier."""
     nodes = [
         helper.make_node("Conv", ["x", "w1", "b1"], ["c1"], pads=[1, 1, 1, 1]),
@@ -62,10 +67,10 @@ def _convolutions() -> onnx.ModelProto:
         helper.make_node("Gemm", ["flat", "w3", "b3"], ["y"], transB=1),
     ]
     weights = {"w1": (8, 3, 3, 3), "b1": (8,), "w2": (8, 4, 3, 3), "b2": (8,), "w3": (5, 8), "b3": (5,)}
-    return _model(nodes, [2, 3, 12, 12], [2, 5], weights)
+    return _model(nodes, [2, 3, height, width], [2, 5], weights)
 
 
-def _transformer() -> onnx.ModelProto:
+def transformer(length: int | str = 7) -> onnx.ModelProto:
     """One head of attention and a gated feed-forward layer."""
     d = _WIDTH
     nodes = [
@@ -83,20 +88,25 @@ def _transformer() -> onnx.ModelProto:
         helper.make_node("MatMul", ["m3", "w2"], ["y"]),
     ]
     weights = {**{f"w{name}": (d, d) for name in "qkv"}, "gain": (d,), "w1": (d, 4 * d), "b1": (4 * d,), "w2": (4 * d, d)}
-    return _model(nodes, [2, 7, d], [2, 7, d], weights)
+    return _model(nodes, [2, length, d], [2, length, d], weights)
+
+
+def unoptimized(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """ONNX Runtime without its graph optimizations."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model.SerializeToString(), options)
 
 
 def _compared(model: onnx.ModelProto) -> tuple[np.ndarray, np.ndarray]:
     """What prefuse and ONNX Runtime compute."""
     shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
     x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    (expected,) = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, {"x": x})
+    (expected,) = unoptimized(model).run(None, {"x": x})
     return np.asarray(prefuse.compile(model, cache=False)(x)), expected
 
 
-def _quantum(model: onnx.ModelProto) -> float:
+def quantum(model: onnx.ModelProto) -> float:
     """The scale of the result."""
     last = next(node for node in model.graph.node if node.output[0] == "y")
     scale = next(tensor for tensor in model.graph.initializer if tensor.name == last.input[1])
@@ -116,13 +126,13 @@ _STATIC = [
 
 @pytest.mark.parametrize(("name", "form", "activations", "weights", "by_channel"), _STATIC)
 def test_static(name: str, form: str, activations: str, weights: str, by_channel: bool, tmp_path: Path) -> None:
-    model = _convolutions() if name == "conv" else _transformer()
+    model = convolutions() if name == "conv" else transformer()
     shape = tuple(dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim)
     onnx.save(model, tmp_path / "float.onnx")
     quantize_static(
         tmp_path / "float.onnx",
         tmp_path / "quantized.onnx",
-        _Samples(shape),
+        Samples(shape),
         quant_format=QuantFormat[form],
         activation_type=QuantType[activations],
         weight_type=QuantType[weights],
@@ -131,14 +141,14 @@ def test_static(name: str, form: str, activations: str, weights: str, by_channel
     )
     quantized = onnx.load(tmp_path / "quantized.onnx")
     found, expected = _compared(quantized)
-    quanta = np.abs(found - expected) / _quantum(quantized)
+    quanta = np.abs(found - expected) / quantum(quantized)
     assert quanta.max() <= 1.001, f"{quanta.max()} quanta"
     assert (quanta > 0.001).mean() <= (0.05 if "16" in activations else 0.0)
 
 
 @pytest.mark.parametrize(("name", "weights", "by_channel"), [("conv", "QUInt8", False), ("transformer", "QInt8", True)])
 def test_dynamic(name: str, weights: str, by_channel: bool, tmp_path: Path) -> None:
-    onnx.save(_convolutions() if name == "conv" else _transformer(), tmp_path / "float.onnx")
+    onnx.save(convolutions() if name == "conv" else transformer(), tmp_path / "float.onnx")
     how = {"weight_type": QuantType[weights], "per_channel": by_channel, "reduce_range": weights == "QInt8"}  # as above
     quantize_dynamic(tmp_path / "float.onnx", tmp_path / "quantized.onnx", **how)
     quantized = onnx.load(tmp_path / "quantized.onnx")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import prefuse
 import pytest
 import torch
@@ -102,6 +103,13 @@ MODELS = {
         }}"""
         for mode in ("nearest", "linear", "cubic")
     },
+    "Hardmax": "(float[N,6,M] x) => (float[N,6,M] y) { z = Hardmax <axis = 1> (x) y = Add(x, z) }",
+    "LpNormalization": "(float[N,M] x) => (float[N,M] y) { y = LpNormalization <p = 2, axis = -1> (x) }",
+    "MeanVarianceNormalization": "(float[2,3,N,M] x) => (float[2,3,N,M] y) { y = MeanVarianceNormalization(x) }",
+    "BatchNormalization": """(float[N,3,M] x, float[3] s, float[3] b, float[3] m) => (float[N,3,M] y) {
+        v = Exp(m)
+        y = BatchNormalization(x, s, b, m, v)
+    }""",
     "Range downwards": """(float[N,M] x) => (float[N,M] y) {
         s = Shape <start = 1, end = 2> (x)
         zero = Constant <value = int64 {0}> ()
@@ -142,6 +150,24 @@ def test_one_program_serves_all_sizes(name: str) -> None:
     assert "specialised" not in net.report(), net.report()
     for n, m in ((8, 2), (8, 8), (23, 4), (40, 8)):
         assert_right(net, model, inputs_of(model, n, m))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[N,5,M,4] x) => (float[N,5,M,4] y) { y = LRN <size = 3, beta = 0.5> (x) }",
+        "(float[N,6,2,M] x) => (float[N,6,2,M] y) { y = LRN <size = 5> (x) }",
+        "(float[2,3,N,M] x) => (float[2,3,1,1] y) { y = GlobalLpPool <p = 3> (x) }",
+    ],
+)
+def test_operators_that_the_reference_lacks(text: str) -> None:
+    model = model_of(f"<{OPSET}> main {text}")
+    net = compiled(model, dims={"N": (8, 40), "M": (2, 8)})
+    assert "specialised" not in net.report(), net.report()
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for n, m in ((8, 2), (8, 8), (23, 5), (40, 8)):
+        inputs = inputs_of(model, n, m)
+        np.testing.assert_allclose(np.asarray(net(**inputs)), session.run(None, inputs)[0], rtol=1e-5, atol=1e-5)
 
 
 class Scores(nn.Module):

@@ -21,9 +21,13 @@ from ....runtime.symbolic.sizes import Domain, Size, SizeLike, maximum_of, minim
 Sizes: TypeAlias = tuple[Any, ...]  # of SizeLike
 _TRUSTED_OPERATORS = """
     ArgMax ArgMin AveragePool BatchNormalization Conv CumSum Dropout GatherElements GlobalAveragePool
-    GlobalMaxPool GroupNormalization Hardmax Identity InstanceNormalization LRN LogSoftmax LpPool MaxPool OneHot ReduceL1
+    GlobalMaxPool GroupNormalization Identity InstanceNormalization LRN LogSoftmax LpPool MaxPool OneHot ReduceL1
     ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Softmax
     Transpose Trilu"""
+_OF_DATA_OPERATORS = """
+    DequantizeLinear Hardmax LpNormalization MeanVarianceNormalization QuantizeLinear ReverseSequence ScatterElements ScatterND"""
+_OF_DATA = tuple(_OF_DATA_OPERATORS.split())  # whose result has the shape of the first operand
+_PLACE_OF_WEIGHTS = {"QLinearConv": 3, "QLinearMatMul": 3}  # among the operands of products; 1 of all others
 _LARGEST_FRACTION = 64  # of a size by which images are scaled: products of 32-bit numbers hold their sizes
 _TRUSTED = frozenset(_TRUSTED_OPERATORS.split())
 
@@ -97,7 +101,7 @@ def _broadcast(question: Question) -> list[Sizes]:
 
 
 def _matmul(question: Question) -> list[Sizes]:
-    a, b = question.shape(0), question.shape(1)
+    a, b = question.shape(0), question.shape(_PLACE_OF_WEIGHTS.get(question.node.op_type, 1))
     left, right = (a if len(a) > 1 else (1, *a)), (b if len(b) > 1 else (*b, 1))
     if not equal(left[-1], right[-2]):
         raise _UnknownError
@@ -250,7 +254,8 @@ def _windows(question: Question) -> list[Sizes]:
     """Conv and pooling: positions along each side that windows begin at."""
     shape, node = question.shape(), question.node
     sides, attributes = shape[2:], node.attributes
-    kernel = list(question.shape(1)[2:]) if node.op_type == "Conv" else list(attributes["kernel_shape"].as_ints())
+    weights = question.shape(_PLACE_OF_WEIGHTS.get(node.op_type, 1)) if "Conv" in node.op_type else None
+    kernel = list(attributes["kernel_shape"].as_ints()) if weights is None else list(weights[2:])
     ones = [1] * len(sides)
 
     def of(name: str, default: list[int]) -> list[int]:
@@ -266,7 +271,7 @@ def _windows(question: Question) -> list[Sizes]:
             found.append(minimum_of((free + stride - 1) // stride, (side + pads[axis] - 1) // stride) + 1)
         else:
             found.append(free // stride + 1)
-    channels = question.shape(1)[0] if node.op_type == "Conv" else shape[1]
+    channels = shape[1] if weights is None else weights[0]
     return [(shape[0], channels, *found)] * len(node.outputs)
 
 
@@ -368,7 +373,7 @@ _RULES: dict[str, Callable[[Question], list[Sizes]]] = {
     "Concat": _concat,
     "ConvTranspose": _transposed_windows,
     "ConstantOfShape": _constant_of_shape,
-    **dict.fromkeys(("AveragePool", "Conv", "LpPool", "MaxPool"), _windows),
+    **dict.fromkeys(("AveragePool", "Conv", "ConvInteger", "LpPool", "MaxPool", "QLinearConv"), _windows),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent),
     "Det": _determinant,
     "Expand": _expand,
@@ -378,13 +383,14 @@ _RULES: dict[str, Callable[[Question], list[Sizes]]] = {
     "GatherND": _gather_nd,
     "Gemm": _gemm,
     "LayerNormalization": _normalization,
-    "MatMul": _matmul,
+    **dict.fromkeys(("MatMul", "MatMulInteger", "QLinearMatMul"), _matmul),
     "Pad": _pad,
     "RMSNormalization": _normalization,
     "Range": _range,
     "Reshape": _reshape,
     "Resize": _resized,
-    **dict.fromkeys(("ReverseSequence", "ScatterElements", "ScatterND"), _as_data),
+    **dict.fromkeys(_OF_DATA, _as_data),
+    "DynamicQuantizeLinear": lambda question: [question.shape(), (), ()],
     "Shape": _shape,
     "Size": lambda question: [()],
     "Slice": _slice,

@@ -13,6 +13,8 @@ from ....compiler.ir.kinds import is_pointwise
 from ....compiler.ir.matching import static_shape
 from ....compiler.ir.rewriter import Rejection
 from ....compiler.ir.rows import Place, Rows, has_row_types, rows_of
+from ....runtime.symbolic.shapes import same_shape
+from ....runtime.symbolic.sizes import greatest_of
 
 SCRATCH_BYTES = 128 * 1024  # of a thread, as the kernel has it
 _ROW_OPERATOR_VALUES = 2  # that one keeps at most: shifted or centred elements, and its result
@@ -105,14 +107,19 @@ class Growth:
         return "an operand is read with and without the dimensions of the row" if flat and outside & others else None
 
     def _scratch(self, node: ir.Node) -> int:
-        """Bytes of a row of all element values that could be kept, an upper bound."""
+        """Bytes of a row of all element values that could be kept, an upper bound.
+
+        Of sequences, whose lengths all rows share, the limit cuts a range; images have as many limits as planes: of them the
+        greatest counts.
+        """
         total = 0
+        length = self.rows.length if self.rows.count == 1 else greatest_of(self.rows.length)
         for member in (*self.members, node):
             of_rows = rows_of(member)
-            kind = tensor_type(member.inputs[0] if of_rows and member.inputs[0] else member.outputs[0]).hinted
-            if of_rows or kind.shape == self.rows.shape:
-                width = max(kind.size_bytes // max(kind.elements, 1), 4)
-                total += self.rows.length * width * (_ROW_OPERATOR_VALUES if of_rows else 1)
+            kind = tensor_type(member.inputs[0] if of_rows and member.inputs[0] else member.outputs[0])
+            if of_rows or same_shape(kind.shape, self.rows.shape):
+                width = max(kind.hinted.size_bytes // max(kind.hinted.elements, 1), 4)
+                total += length * width * (_ROW_OPERATOR_VALUES if of_rows else 1)
         return total
 
     def _path_fault(self, node: ir.Node) -> str | None:

@@ -52,15 +52,19 @@ class Body:
 
     def reshape(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
         """`value` under another shape, in which 0 is an empty dimension; sizes may be those that a call decides."""
-        if any(isinstance(dim, Size) for dim in shape):
-            return self.op("Reshape", value, self.constant(SizeTensor(np.array([*shape], object))), allowzero=1)
-        return self.op("Reshape", value, ints(shape), allowzero=1)
+        return self.op("Reshape", value, self.shape(shape), allowzero=1)
+
+    def shape(self, dims: Sequence[int]) -> ir.Value:
+        """A constant with these dimensions; sizes may be those that a call decides."""
+        if any(isinstance(dim, Size) for dim in dims):
+            return self.constant(SizeTensor(np.array([*dims], object)))
+        return self.constant(ints(dims))
 
     def transpose(self, value: ir.Value, order: Sequence[int]) -> ir.Value:
         """`value` with its dimensions in another order; itself where that is no change."""
         return value if list(order) == list(range(len(order))) else self.op("Transpose", value, perm=order)
 
-    def cast(self, value: ir.Value, dtype: ir.DataType | str) -> ir.Value:
+    def cast(self, value: ir.Value | np.ndarray, dtype: ir.DataType | str) -> ir.Value:
         """`value` in another element type, given as ONNX or NumPy names it."""
         return self.op("Cast", value, to=int(data_type(dtype) if isinstance(dtype, str) else dtype))
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ....compiler.ir.symbolic.symbols import sizes_of
+
 MAX_COMPARISONS = 2**27  # elements of x times what each of them is compared with
 
 
 def dims(value: ir.Value | None) -> tuple[int, ...]:
-    """The static shape of a value; () where it is left out or its shape is unknown."""
-    return tuple(value.shape.numpy()) if value is not None and value.shape is not None else ()
+    """The shape of a value, in which dimensions of the operators in `SIZED` may be sizes; () where it is left out or unknown."""
+    return sizes_of(value) or ()
 
 
 def dtype_of(value: ir.Value | None) -> ir.DataType:

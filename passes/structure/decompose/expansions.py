@@ -23,7 +23,10 @@ from .normalization import lp_normalization, lrn, mean_variance_normalization
 from .optimizers import adagrad, adam, momentum
 from .quantization import dequantize_linear, dynamic_quantize_linear, quantize_linear
 
-_SIZED = frozenset(["Einsum"])  # whose bodies may have sizes that a call decides
+_SIZED_OPERATORS = """
+    BatchNormalization ConvInteger DequantizeLinear DynamicQuantizeLinear Einsum GlobalLpPool Hardmax LRN LpNormalization
+    MatMulInteger MeanVarianceNormalization QLinearConv QLinearMatMul QuantizeLinear"""
+SIZED = frozenset(_SIZED_OPERATORS.split())  # operators whose bodies may have sizes that a call decides
 _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "AffineGrid": affine_grid,
     "BatchNormalization": batch_normalization,
@@ -74,8 +77,7 @@ def expansion_of(node: ir.Node, opset: int) -> ir.Function | None:
     """A body for this node; None where there is none for its operator, types or shapes."""
     write = _BODIES.get(f"{node.domain}.{node.op_type}" if node.domain else node.op_type)
     node.version = node.version or opset  # defaults of attributes depend on it
-    has_shapes = _is_static(node) or (node.op_type in _SIZED and None not in map(sizes_of, filter(None, node.inputs)))
-    body = None if write is None or not has_shapes else write(node)
+    body = None if write is None or not _has_shapes(node) else write(node)
     if body is None:
         return None
     if isinstance(body, ir.Function):
@@ -87,8 +89,11 @@ def expansion_of(node: ir.Node, opset: int) -> ir.Function | None:
     return ir.serde.deserialize_function(onnx.parser.parse_function(text))
 
 
-def _is_static(node: ir.Node) -> bool:
-    return all(
-        value is None or (value.dtype is not None and value.shape is not None and value.shape.is_static())
-        for value in node.inputs
-    )
+def _has_shapes(node: ir.Node) -> bool:
+    """Whether all operands have types and dimensions that its body can be written for."""
+    is_sized = node.op_type in SIZED and node.domain == ""
+    for value in filter(None, node.inputs):
+        sizes = sizes_of(value)
+        if value.dtype is None or sizes is None or not (is_sized or all(isinstance(size, int) for size in sizes)):
+            return False
+    return True

@@ -13,6 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ....compiler.ir.constants import constant_array
+from ....runtime.symbolic.shapes import equal
+from ....runtime.symbolic.sizes import greatest_of
 from .body import Body
 from .common import dims, dtype_of
 
@@ -98,7 +100,7 @@ class _Product:
         zero = self.node.inputs[side[1]] if self.body.has_input(side[1]) else None
         known, offset = constant_array(self.node.inputs[side[0]]), constant_array(zero)
         if known is None or (zero is not None and offset is None):
-            return self._bound(side) * prod(self.shapes[1][axis] for axis in self._depth_axes())
+            return self._bound(side) * greatest_of(prod(self.shapes[1][axis] for axis in self._depth_axes()))
         centred = known.astype(np.int32) - (0 if offset is None else self._along_weights(offset.astype(np.int32)))
         return int(np.abs(centred).sum(axis=self._depth_axes(), dtype=np.int64).max(initial=0))
 
@@ -112,7 +114,7 @@ class _Product:
     def _placed(self, position: int, side: tuple[int, int]) -> ir.Value:
         """A scale or zero point for every element or every row (of b: column), shaped to broadcast over the product."""
         value, shape = self.body.input(position), dims(self.node.inputs[position])
-        if prod(shape) == 1:
+        if equal(prod(shape), 1):
             return self.body.reshape(value, []) if shape else value
         return self.body.reshape(value, [*shape, 1]) if len(shape) == 1 and side is self.a else value
 
@@ -142,7 +144,7 @@ class _Convolution(_Product):
 
     def _placed(self, position: int, side: tuple[int, int]) -> ir.Value:
         value, shape = self.body.input(position), dims(self.node.inputs[position])
-        if prod(shape) == 1:
+        if equal(prod(shape), 1):
             return self.body.reshape(value, []) if shape else value
         return self.body.reshape(value, [*shape, *[1] * (len(self.shapes[0]) - 2)])
 

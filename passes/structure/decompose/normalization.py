@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
 import onnx_ir as ir
 
+from ....runtime.symbolic.shapes import equal
+from .body import Body
 from .common import dims
 
 _LEAST_DEVIATION = 1e-9  # ONNX's
@@ -20,29 +23,29 @@ def lp_normalization(node: ir.Node) -> str:
         quotient = Div(i0, norm) y = Where(empty, zero, quotient)"""
 
 
-def lrn(node: ir.Node) -> str | None:
+def lrn(node: ir.Node) -> ir.Function | None:
     """x / (bias + alpha / size * the sum of squares of neighbouring channels) ** beta (ONNX LRN).
 
     The sum divided by the size is an average over windows along the channels, the padding counted in; the other dimensions
     are one.
     """
-    shape, dtype = dims(node.inputs[0]), node.outputs[0].dtype
+    shape, dtype, body = dims(node.inputs[0]), node.outputs[0].dtype, Body(node)
     if dtype is None:
         return None
-    if 0 in shape:
-        return "y = Identity(i0)"
+    x = body.input(0)
+    if any(equal(dim, 0) for dim in shape):
+        return body.function(body.op("Identity", x))
     size = node.attributes.get_int("size")
-    before, after = (size - 1) // 2, size // 2
-    alpha, beta, bias = (node.attributes.get_float(name, value) for name, value in _LRN_DEFAULTS)
-    planes = [shape[0], 1, shape[1], prod(shape[2:])]
-    roots = "root = Sqrt(base) fourth = Sqrt(root) divisor = Mul(root, fourth)"  # less work than Pow, as AlexNet has it
-    power = roots if beta == 0.75 else "divisor = Pow(base, own_beta)"
-    return f"""squares = Mul(i0, i0) planes = Constant<value_ints={planes}>() plane = Reshape(squares, planes)
-        means = AveragePool<kernel_shape=[{size}, 1], pads=[{before}, 0, {after}, 0], count_include_pad=1>(plane)
-        shape = Constant<value_ints={list(shape)}>() mean = Reshape(means, shape)
-        alpha = Constant<value_float={alpha!r}>() beta = Constant<value_float={beta!r}>() bias = Constant<value_float={bias!r}>()
-        own_alpha = Cast<to={int(dtype)}>(alpha) own_beta = Cast<to={int(dtype)}>(beta) own_bias = Cast<to={int(dtype)}>(bias)
-        scaled = Mul(own_alpha, mean) base = Add(own_bias, scaled) {power} y = Div(i0, divisor)"""
+    given = {name: node.attributes.get_float(name, value) for name, value in _LRN_DEFAULTS}
+    own = {name: body.cast(np.array(value, np.float32), dtype) for name, value in given.items()}
+    plane = body.reshape(body.op("Mul", x, x), [shape[0], 1, shape[1], prod(shape[2:])])
+    pads = [(size - 1) // 2, 0, size // 2, 0]
+    mean = body.reshape(body.op("AveragePool", plane, kernel_shape=[size, 1], pads=pads, count_include_pad=1), shape)
+    base = body.op("Add", own["bias"], body.op("Mul", own["alpha"], mean))
+    if given["beta"] != 0.75:
+        return body.function(body.op("Div", x, body.op("Pow", base, own["beta"])))
+    root = body.op("Sqrt", base)  # less work than Pow, as AlexNet has it
+    return body.function(body.op("Div", x, body.op("Mul", root, body.op("Sqrt", root))))
 
 
 def mean_variance_normalization(node: ir.Node) -> str | None:

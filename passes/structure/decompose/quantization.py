@@ -9,6 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ....compiler.ir.constants import constant_tensor, scalar_constant
+from ....runtime.symbolic.shapes import equal, same_shape
+from ....runtime.symbolic.sizes import hint_of
 from .body import Body, ints
 from .common import dims, dtype_of
 from .integer_products import saturated
@@ -33,11 +35,11 @@ class Placement:
         if self.repeats == 1:
             return apart
         before, after = self.shape[: self.axis + 1], self.shape[self.axis + 1 :]
-        copies = body.op("Expand", body.reshape(value, (*before, 1, *after)), ints((*before, self.repeats, *after)))
+        copies = body.op("Expand", body.reshape(value, (*before, 1, *after)), body.shape((*before, self.repeats, *after)))
         whole = body.reshape(copies, (*before[:-1], before[-1] * self.repeats, *after))
-        if before[-1] * self.repeats == self.extent:
+        if equal(before[-1] * self.repeats, self.extent):
             return whole
-        return body.op("Slice", whole, ints([0]), ints([self.extent]), ints([self.axis]))
+        return body.op("Slice", whole, ints([0]), body.shape([self.extent]), ints([self.axis]))
 
     def apply(self, array: np.ndarray) -> np.ndarray:
         """The same of an array."""
@@ -49,14 +51,14 @@ def placement_of(node: ir.Node) -> Placement | None:
     """Where the scale of a QuantizeLinear or DequantizeLinear belongs; None where its shape is none of ONNX's."""
     shape, parts = dims(node.inputs[0]), dims(node.inputs[1])
     axis, block = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
-    if prod(parts) == 1 and not block and len(parts) <= max(len(shape), 1):
+    if equal(prod(parts), 1) and not block and len(parts) <= max(len(shape), 1):
         return Placement(())
     axis = axis % len(shape) if len(shape) > 1 and -len(shape) <= axis < len(shape) else 0
-    if not block and len(parts) == 1 and shape and shape[axis] == parts[0]:
+    if not block and len(parts) == 1 and shape and equal(shape[axis], parts[0]):
         return Placement((*[1] * axis, parts[0], *[1] * (len(shape) - axis - 1)))
-    if not block or len(parts) != len(shape) or parts[axis] != -(-shape[axis] // block):
+    if not block or len(parts) != len(shape):
         return None
-    if any(a != b for d, (a, b) in enumerate(zip(parts, shape, strict=True)) if d != axis):
+    if not same_shape(parts, (*shape[:axis], -(-shape[axis] // block), *shape[axis + 1 :])):
         return None
     return Placement(parts, axis, block, shape[axis])
 
@@ -131,7 +133,7 @@ def dynamic_quantize_linear(node: ir.Node) -> str:
     greatest is looked for in numbers that depend on the least (`above`, which are those of `high`).
     """
     shape, byte = dims(node.inputs[0]), int(ir.DataType.UINT8)
-    has_rows = 1 < len(shape) <= _ROW_RANKS and shape[-1] >= _LEAST_ROW and prod(shape[:-1]) > 1
+    has_rows = 1 < len(shape) <= _ROW_RANKS and hint_of(shape[-1]) >= _LEAST_ROW and hint_of(prod(shape[:-1])) > 1
     rows = "last = Constant<value_ints=[-1]>() low = ReduceMin<keepdims=1>(i0, last) high = ReduceMax<keepdims=1>(i0, last)"
     if not has_rows:
         rows = "low = Identity(i0) high = Identity(i0)"
