@@ -106,8 +106,8 @@ TEMPLATES: tuple[Template, ...] = (
     Template("topk", at_floors(topk.build, topk.obstacle), topk.OPERATORS),
     Template("strassen_matmul", strassen_matmul.plan, frozenset(["MatMul", "Gemm"])),
     Template("matmul", matmul.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
-    Template("fixed_point_matmul", fixed_point_matmul.plan, frozenset(["MatMul", "Gemm"]), reads_weights=True),
-    Template("dequantized_matmul", dequantized_matmul.plan, frozenset(["MatMul", "Gemm"]), reads_weights=True),
+    Template("fixed_point_matmul", fixed_point_matmul.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True, reads_weights=True),
+    Template("dequantized_matmul", dequantized_matmul.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True, reads_weights=True),
     Template("panel_gather", panel_gather.plan, frozenset(["Gather"]), reads_weights=True),
     Template("product_rows", product_rows.plan, product_rows.OPERATORS, has_surroundings=True),
     Template(
@@ -133,7 +133,7 @@ TEMPLATES: tuple[Template, ...] = (
 # On CPUs with AMX.
 TILE_TEMPLATES: tuple[Template, ...] = (
     Template("matmul_tiles", matmul_tiles.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
-    Template("fixed_point_tiles", fixed_point_tiles.plan, frozenset(["MatMul", "Gemm"]), reads_weights=True),
+    Template("fixed_point_tiles", fixed_point_tiles.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True, reads_weights=True),
     _channels_last("convolution_tiles", convolution_tiles.plan, {"Conv"}),
     _channels_last("transposed_convolution_tiles", transposed_convolution_tiles.plan, {"ConvTranspose"}),
 )

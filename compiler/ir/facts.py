@@ -14,6 +14,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from typing import Any
 
 import ml_dtypes  # noqa: F401  (registers bfloat16, float8 and int4 with NumPy)
 import numpy as np
@@ -237,7 +238,7 @@ class _Inference:
             types = {str(value.name): _type_proto(value) for value in reads}
             data = {name: ir.serde.serialize_tensor(_shown(tensor, node, name)) for name, tensor in known.items()}
             imports = [onnx.helper.make_opsetid(domain, version) for domain, version in self._opsets.items()]
-            found = infer_node_outputs(schema, self._proto(node), types, data, None, imports)
+            found = _answers(schema, self._proto(node), types, data, None, imports)
         except (InferenceError, onnx.checker.ValidationError) as error:
             message = (
                 str(error).strip().splitlines()[-1].removeprefix("[ShapeInferenceError] ").removeprefix("[TypeInferenceError] ")
@@ -303,6 +304,31 @@ class _Inference:
                 ir.serde.serialize_attribute(one) for one in resolved if not one.is_ref() and one.value is not None
             )
         return proto
+
+
+def _answers(schema: onnx.defs.OpSchema, proto: onnx.NodeProto, types: dict[str, onnx.TypeProto], *more: Any) -> Any:
+    """The types of a node's outputs by name. What takes float16 and, before a later opset, no bfloat16 (SplitToSequence, which
+    torch exports) is asked for float16, of which the same is true."""
+    try:
+        return infer_node_outputs(schema, proto, types, *more)
+    except (InferenceError, onnx.checker.ValidationError):
+        changed = [_replaced(one, ir.DataType.BFLOAT16, ir.DataType.FLOAT16) for one in types.values()]
+        if not any(changed):
+            raise
+        found = infer_node_outputs(schema, proto, types, *more)
+        for one in found.values():
+            _replaced(one, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+        return found
+
+
+def _replaced(kind: onnx.TypeProto, old: ir.DataType, new: ir.DataType) -> bool:
+    """Whether a tensor, or those of a sequence, had one element type; they have the other now."""
+    while kind.HasField("sequence_type"):
+        kind = kind.sequence_type.elem_type
+    is_old = kind.HasField("tensor_type") and kind.tensor_type.elem_type == old
+    if is_old:
+        kind.tensor_type.elem_type = int(new)
+    return is_old
 
 
 def _supplied(node: ir.Node, reads: Sequence[ir.Value]) -> Fact | None:

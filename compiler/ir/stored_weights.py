@@ -39,11 +39,11 @@ def form_of(scaling: ir.Node) -> StoredForm | str:
     return StoredForm(weights.dtype, shape, scales, axis % max(len(shape), 1), block, zero is not None)
 
 
-def product_fault(product: ir.Node) -> str:
-    """Why the kernels of a product do not read weights as they lie; empty if they might."""
+def product_fault(product: ir.Node, rows_type: ir.DataType = ir.DataType.FLOAT) -> str:
+    """Why the kernels of a product do not read weights as they lie; empty if they might. `rows_type`: what its rows are to be."""
     rows = product.inputs[0]
-    if rows is None or rows.dtype != ir.DataType.FLOAT:
-        return "rows are not float32"
+    if rows is None or rows.dtype != rows_type:
+        return f"rows are not {'float32' if rows_type == ir.DataType.FLOAT else rows_type.name.lower()}"
     turned = product.attributes.get_int("transA", 0) if product.op_type == "Gemm" else 0
     return "the left operand is transposed" if turned else ""
 

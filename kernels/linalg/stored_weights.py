@@ -17,6 +17,7 @@ from ..template.values import anchor_of
 from .matmul import MatMulKernel
 
 BlockReader = Callable[[Expr, Expr], Expr]  # of (section, column of a panel)
+NARROW = ("bfloat16", "float16")  # rows that are copied to float32
 PER_WORD = {8: 4, 4: 8, 2: 16}  # numbers of a word
 
 
@@ -58,8 +59,10 @@ def stored_weights(group: Group, target: Target) -> Weights | Refusal:
     a, result = anchor.inputs[0], anchor.outputs[0]
     if not found.bits or len(kind.shape) != 2:
         return Refusal(f"the weights are {kind}, no matrix of 2, 4 or 8 bits")
-    if {group.types[one].dtype for one in (a, result, found.scale)} != {"float32"} or a in group.producers:
+    if {group.types[one].dtype for one in (result, found.scale)} != {"float32"} or a in group.producers:
         return Refusal("rows, scales or results are not float32 in memory")
+    if group.types[a].dtype not in ("float32", *NARROW):
+        return Refusal(f"rows are {group.types[a].dtype}")
     if anchor.op_type == "Gemm" and anchor.attribute("transA", 0):
         return Refusal("the rows of the left operand do not lie one after the other")
     return _scale_fault(group, anchor, op, found) or found
@@ -147,8 +150,16 @@ class WeightsKernel(MatMulKernel):
         return read
 
     def rows_of_a(self) -> Buffer:
-        kind = self.group.types[self.a.name]
-        return self.builder.parameter(self.a.name, kind.elements, kind.dtype)
+        """The rows, one behind the other, in float32: those that lie in bfloat16 or float16 are copied first."""
+        builder, a, kind = self.builder, self.a, self.group.types[self.a.name]
+        source = builder.parameter(a.name, kind.elements, kind.dtype)
+        if kind.dtype == "float32":
+            return source
+        copy, lanes = builder.workspace(a.lines * a.depth, "float32"), builder.lanes("float32")
+        with builder.chunks(a.lines, a.lines * a.depth) as row:
+            begin = builder.bind(row * a.depth)
+            builder.vector_loop(a.depth, lanes, lambda i: builder.store(copy, begin + i, tirx.Cast("float32", source[begin + i])))
+        return copy
 
     def as_constant(self, name: str) -> Expr | None:
         """A scale or zero point that is known while compiling, as there is one alone; None where it lies in memory."""

@@ -17,7 +17,7 @@ def read_tables(model: ir.Model, table: ir.Value, narrow: ir.Value, scaling: ir.
              e = Gather(DequantizeLinear(w_int8, scales), tokens)
 
     `scaling` is the DequantizeLinear that the product reads, of which the Gather gets one like it, as one group: its kernel
-    makes float32 of the rows that it reads.
+    makes float32 of the rows that it reads. Rows of a table in float16 or bfloat16 are cast back to its type.
     """
     for gather, position in tuple(table.uses()):
         if gather.op_type != "Gather" or position != 0 or TABLE not in gather.metadata_props:
@@ -28,6 +28,9 @@ def read_tables(model: ir.Model, table: ir.Value, narrow: ir.Value, scaling: ir.
         else:
             wide = ir.Node("", "DequantizeLinear", scaling.inputs, scaling.attributes.values())
             pair = [wide, operation("Gather", [wide.outputs[0], gather.inputs[1]])]
-        replace_node(model, gather, pair, [pair[1].outputs[0]])
+        made, kind = list(pair), table.dtype
+        if kind is not None and kind != ir.DataType.FLOAT:
+            made.append(operation("Cast", [pair[1].outputs[0]], to=kind.value))
+        replace_node(model, gather, made, [made[-1].outputs[0]])
         fuse_into_function(model, pair, "embedding")
     drop_unused_constants(model, [table])

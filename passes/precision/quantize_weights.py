@@ -1,4 +1,4 @@
-"""quantize-weights: large float32 weights of products become integers of 8 or 4 bits with scales."""
+"""quantize-weights: large weights of products become integers of 8 or 4 bits with scales."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ...compiler.pipeline import Context, Pass, number
 from ...compiler.quantization.formats import group_scales, quantize_channels, quantize_groups
 from ...runtime.precision import Weights
 from .narrow_tables import read_tables
+from .widened_products import NARROW, Widened
 
 _BITS: dict[Weights, Literal[4, 8]] = {"int4": 4, "int8": 8}
 _TYPES: dict[Weights, ir.DataType] = {"int4": ir.DataType.INT4, "int8": ir.DataType.INT8}
@@ -37,8 +38,9 @@ class QuantizeWeights(Pass):
     Before:  y = MatMul(x, w)
     After:   d = DequantizeLinear<axis=0, block_size=32>(w_int4, w_scales);  y = MatMul(x, d)
 
-    Numbers are symmetric, -127 to 127 or -7 to 7, the nearest to w / scale; rows stay float32. Only matrices of at least
-    `min_elements` that are no sooner known, as those of fewer take no time to read. Without `weights`, what the user asked for.
+    Numbers are symmetric, -127 to 127 or -7 to 7, the nearest to w / scale; rows stay float32. A product in float16 or bfloat16
+    becomes one of float32 rows between Casts, as exact as its type. Only matrices of at least `min_elements` that are no sooner
+    known, as those of fewer take no time to read. Without `weights`, what the user asked for.
     """
 
     name: ClassVar[str] = "quantize-weights"
@@ -55,14 +57,15 @@ class QuantizeWeights(Pass):
             context.reject(self.name, fault)
             return False
         changed = False
+        widened = Widened(model)
         for node in tuple(model.graph):
             reason = self._fault(node)
             if reason:
-                context.reject(self.name, Rejection(f"weights of {node.op_type} stay float32: {reason}", (node,)))
+                context.reject(self.name, Rejection(f"weights of {node.op_type} stay as they are: {reason}", (node,)))
             elif reason is not None:
                 if not changed:
                     raise_opset(model, _SINCE[wanted])
-                self._quantize(model, node, wanted)
+                self._quantize(model, node, wanted, widened)
                 changed = True
         return changed
 
@@ -70,7 +73,7 @@ class QuantizeWeights(Pass):
         """Why the weights of a product stay as they are; None where a node is no product of some."""
         value = node.inputs[1] if len(node.inputs) > 1 else None
         tensor = None if value is None else constant_tensor(value)
-        if node.domain != "" or tensor is None or tensor.dtype != ir.DataType.FLOAT:
+        if node.domain != "" or tensor is None or tensor.dtype not in (ir.DataType.FLOAT, *NARROW):
             return None
         if node.op_type in _CONVOLUTIONS:
             return "no kernel of convolutions unpacks them, whose time is that of their multiply-adds"
@@ -81,9 +84,9 @@ class QuantizeWeights(Pass):
             return f"{len(shape)} dimensions are no matrix"
         if prod(shape) < self.min_elements:
             return f"{prod(shape)} elements are read in no time"
-        return product_fault(node)
+        return product_fault(node, tensor.dtype)
 
-    def _quantize(self, model: ir.Model, node: ir.Node, wanted: Weights) -> None:
+    def _quantize(self, model: ir.Model, node: ir.Node, wanted: Weights, widened: Widened) -> None:
         value = node.inputs[1]
         assert value is not None
         tensor = constant_tensor(value)
@@ -104,7 +107,7 @@ class QuantizeWeights(Pass):
         copy_source((node,), made)
         graph_of(node).insert_before(node, made)
         infer_node(made, model)
-        node.replace_input_with(1, made.outputs[0])
+        widened.multiply(node, made.outputs[0])
         if k_axis == 1:
             read_tables(model, value, numbers, made)
         drop_unused_constants(model, [value])
@@ -126,12 +129,16 @@ def _constant(model: ir.Model, read: partial[np.ndarray], dtype: ir.DataType, sh
 
 
 def _numbers(tensor: ir.TensorProtocol, k_axis: int, block: int) -> np.ndarray:
-    w = tensor.numpy()
+    w = _wide(tensor)
     if not block:
         return quantize_channels(w, 1 - k_axis).numbers
     return quantize_groups(w, block, 4, k_axis).numbers.astype(ir.DataType.INT4.numpy())
 
 
 def _scales(tensor: ir.TensorProtocol, k_axis: int, block: int) -> np.ndarray:
-    w = tensor.numpy()
+    w = _wide(tensor)
     return group_scales(w, block, 4, k_axis) if block else quantize_channels(w, 1 - k_axis).affine.scale.reshape(-1)
+
+
+def _wide(tensor: ir.TensorProtocol) -> np.ndarray:
+    return np.asarray(tensor.numpy(), np.float32)

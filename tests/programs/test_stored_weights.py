@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
 import onnx
 import prefuse
 import pytest
+import torch
 from onnx import helper, numpy_helper
+from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.compiler.programs.symbolic import SymbolicModel
+from prefuse.compiler.quantization.formats import group_scales
 from prefuse.runtime.errors import OptionError
 from prefuse.runtime.executor import CompiledModel
+from torch import nn
 
 rng = np.random.default_rng(4)
 FLOAT = onnx.TensorProto.FLOAT
@@ -93,6 +98,51 @@ def test_float_models(weights: str, share: float, error: float) -> None:
     assert len(program.plan.kernels) == 2
     assert constant_bytes(program) < share * (arrays[0].nbytes + arrays[2].nbytes)
     assert 1e-5 < relative_error(program(x), x, arrays) < error
+
+
+class Layers(nn.Module):
+    """Products with and without a bias, between pointwise operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(256, 512, bias=False), nn.Linear(256, 256)
+
+    def forward(self, input: torch.Tensor) -> Any:
+        gate, value = self.first(input).chunk(2, -1)
+        return self.second(torch.relu(gate) * value) + input
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_modules_in_narrow_types(dtype: torch.dtype, weights: str, rows: int) -> None:
+    """Their products read integers, too: their weights stayed as they were, and nothing said so."""
+    torch.manual_seed(0)
+    module = Layers().eval().to(dtype)
+    program = prefuse.compile(module, cache=False, threads=2, weights=weights)
+    assert isinstance(program, SpecializedModel)
+    x = torch.randn(rows, 256).to(dtype)
+    found: Any = program(x)
+    assert found.dtype == dtype
+    own = program.specialize(x)
+    assert isinstance(own, CompiledModel)
+    templates = {kernel.template for kernel in own.plan.kernels}
+    assert templates & {"fixed_point_matmul", "fixed_point_tiles", "dequantized_matmul"}, templates
+    assert "matmul" not in templates
+    assert constant_bytes(own) < 1.4 * (1 if weights == "int8" else 0.5) * (256 * 512 + 256 * 256)
+    reference = copy.deepcopy(module).double()
+    for parameter in (reference.first.weight, reference.second.weight):
+        numbers = parameter.detach().float().numpy()
+        scales = (
+            np.repeat(group_scales(numbers, 32, 4, 1), 32, 1)
+            if weights == "int4"
+            else np.abs(numbers).max(1, keepdims=True) / 127
+        )
+        parameter.data = torch.from_numpy(np.rint(numbers / scales) * scales).double()
+    with torch.no_grad():
+        exact = reference(x.double())
+    error = float((found.double() - exact).norm() / exact.norm())
+    assert error < (8e-3 if dtype == torch.bfloat16 else 1e-3), error
 
 
 @pytest.mark.parametrize(("weights", "share", "error"), ERRORS)
