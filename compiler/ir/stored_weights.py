@@ -20,15 +20,16 @@ ROW_BITS = "prefuse.row_bits"
 _RECURRENT_WEIGHTS = (1, 2)
 
 
-def form_of(scaling: ir.Node) -> StoredForm | str:
-    """The form of what a DequantizeLinear reads, or why it is none that kernels read."""
+def form_of(scaling: ir.Node, result: ir.DataType = ir.DataType.FLOAT) -> StoredForm | str:
+    """The form of what a DequantizeLinear reads, or why it is none that kernels read. `result`: the type that it makes, and that
+    of its scales."""
     weights, scale, zero = (*scaling.inputs, None)[:3]
     assert weights is not None
     assert scale is not None
     if not all(value is None or _is_known(scaling, value) for value in (weights, scale, zero)):
         return "weights, scales or zero points are no constants"
-    if scale.dtype != ir.DataType.FLOAT or scaling.outputs[0].dtype != ir.DataType.FLOAT:
-        return "scales are not float32"
+    if scale.dtype != result or scaling.outputs[0].dtype != result:
+        return f"scales are not {_name(result)}"
     shape, scales = _static(weights), _static(scale)
     if shape is None or scales is None or weights.dtype is None:
         return "weights are of unknown size"
@@ -43,7 +44,7 @@ def product_fault(product: ir.Node, rows_type: ir.DataType = ir.DataType.FLOAT) 
     """Why the kernels of a product do not read weights as they lie; empty if they might. `rows_type`: what its rows are to be."""
     rows = product.inputs[0]
     if rows is None or rows.dtype != rows_type:
-        return f"rows are not {'float32' if rows_type == ir.DataType.FLOAT else rows_type.name.lower()}"
+        return f"rows are not {_name(rows_type)}"
     turned = product.attributes.get_int("transA", 0) if product.op_type == "Gemm" else 0
     return "the left operand is transposed" if turned else ""
 
@@ -107,6 +108,10 @@ def _is_known(node: ir.Node, value: ir.Value) -> bool:
     if constant_tensor(value) is not None:
         return True
     return isinstance(node.graph, ir.Function) and value.producer() is None
+
+
+def _name(dtype: ir.DataType) -> str:
+    return "float32" if dtype == ir.DataType.FLOAT else dtype.name.lower()
 
 
 def _static(value: ir.Value) -> tuple[int, ...] | None:

@@ -17,6 +17,7 @@ from ...compiler.ir.names import fresh_name
 from ...compiler.ir.rewriter import Rejection, apply_rules, copy_source, drop_unused_constants, graph_of, remove_nodes
 from ...compiler.ir.stored_weights import PRODUCTS, form_of, is_stored_weights, k_axis_of, product_fault
 from ...compiler.pipeline import Context, Pass
+from .widened_products import NARROW, Widened
 
 _SIGNED = {
     ir.DataType.UINT2: ir.DataType.INT2,
@@ -34,8 +35,9 @@ class KeepWeights(Pass):
 
     Constants are transposed, and not computed before they are read. One scale for all becomes one for each column; zero points
     that are all in the middle of an unsigned type, as they are in most models, make signed weights without zero points. What
-    several products read is dequantized before each of them. Legal for constants of 2, 4 and 8 bits with float32 scales of
-    columns, or of blocks along k that are whole words, and float32 rows. All other weights are made float32 by decompose.
+    several products read is dequantized before each of them. Products in float16 and bfloat16 become such of float32 rows between
+    Casts. Legal for constants of 2, 4 and 8 bits with scales of columns, or of blocks along k that are whole words, in the type
+    of the rows. All other weights are made floats by decompose.
     """
 
     name: ClassVar[str] = "keep-weights"
@@ -58,13 +60,15 @@ class _Products:
         turn, scaling = _source(node.inputs[1])
         if scaling is None or not is_constant(scaling.inputs[0]) or node.inputs[0] is node.inputs[1]:
             return None
-        form, k_axis = form_of(scaling), k_axis_of(node)
-        reason = form if isinstance(form, str) else product_fault(node)
+        kind, k_axis = node.outputs[0].dtype, k_axis_of(node)
+        kind = kind if kind in NARROW else ir.DataType.FLOAT
+        form = form_of(scaling, kind)
+        reason = form if isinstance(form, str) else product_fault(node, kind)
         if isinstance(form, StoredForm) and not reason:
             form = (form.turned() if turn is not None and len(form.shape) == 2 else form).by_columns(k_axis)
             reason = form.fault(k_axis)
         if reason:
-            return Rejection(f"weights of {node.op_type} become float32: {reason}", (node, scaling))
+            return Rejection(f"weights of {node.op_type} become floats: {reason}", (node, scaling))
         assert isinstance(form, StoredForm)
         found = _Found(node, turn, scaling, form)
         return found if turn is not None or not is_stored_weights(scaling) or found.zero_change() else None
@@ -116,12 +120,12 @@ class _Found:
         graph_of(self.product).insert_before(self.product, made)
         made.outputs[0].name = fresh_name(model, f"{self.product.outputs[0].name}_weights")
         infer_node(made, model)
-        self.product.replace_input_with(1, made.outputs[0])
+        changed = Widened(model).multiply(self.product, made.outputs[0])
         for old in (self.turn, self.scaling) if is_turned else (self.scaling,):
             if old is not None and not old.outputs[0].uses() and not old.outputs[0].is_graph_output():
                 remove_nodes([old])
         drop_unused_constants(model, [value for value in (weights, scale, zero) if value is not None])
-        return [made]
+        return [made, *changed]
 
     def _weights(self, model: ir.Model, weights: ir.Value, *, is_signed: bool) -> ir.Value:
         is_turned = self.turn is not None
@@ -142,17 +146,19 @@ class _Found:
         """Scales or zero points in the shape that the form asks for."""
         tensor = constant_tensor(value)
         assert tensor is not None
-        if tuple(tensor.shape.numpy()) == self.form.scales and self.turn is None:
-            return value
+        dtype = ir.DataType.FLOAT if tensor.dtype in NARROW else tensor.dtype
         is_one, shape = tensor.size == 1, self.form.scales
-        if tuple(tensor.shape.numpy()) == shape and len(shape) == 1:
+        is_placed = tuple(tensor.shape.numpy()) == shape and (self.turn is None or len(shape) == 1)
+        if is_placed and dtype == tensor.dtype:
             return value
 
         def read() -> np.ndarray:
-            numbers = tensor.numpy()
+            numbers = tensor.numpy().astype(dtype.numpy(), copy=False)
+            if is_placed:
+                return numbers
             return np.full(shape, numbers.reshape(()), numbers.dtype) if is_one else np.ascontiguousarray(numbers.T)
 
-        return _lazy(model, read, tensor.dtype, shape, f"{value.name}_placed")
+        return _lazy(model, read, dtype, shape, f"{value.name}_placed")
 
 
 def _lazy(model: ir.Model, read: Callable[[], np.ndarray], dtype: ir.DataType, shape: tuple[int, ...], name: str) -> ir.Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
@@ -25,8 +26,8 @@ class Widened:
         self._model = model
         self._wide: dict[ir.Value, ir.Value] = {}
 
-    def multiply(self, node: ir.Node, weights: ir.Value) -> None:
-        """Let a product read weights in float32 in the place of its own, and all else that it reads be float32.
+    def multiply(self, node: ir.Node, weights: ir.Value) -> Sequence[ir.Node]:
+        """Let a product read weights in float32 in the place of its own, and all else that it reads be float32; the new nodes.
 
         Before:  y = MatMul(x, w)
         After:   x32 = Cast<to=float>(x);  y32 = MatMul(x32, weights);  y = Cast<to=bfloat16>(y32)
@@ -36,12 +37,13 @@ class Widened:
         narrow = node.outputs[0].dtype
         if narrow not in NARROW:
             node.replace_input_with(1, weights)
-            return
+            return ()
         operands = [weights if place == 1 else self._cast(node, value) for place, value in enumerate(node.inputs)]
         wide = ir.Node("", node.op_type, operands, node.attributes.values(), version=node.version)
         assign_precision(wide, NARROW[narrow])
         back = operation("Cast", [wide.outputs[0]], to=narrow.value)
         replace_node(self._model, node, [wide, back], [back.outputs[0]])
+        return wide, back
 
     def _cast(self, node: ir.Node, value: ir.Value | None) -> ir.Value | None:
         """An operand in float32."""
