@@ -170,18 +170,18 @@ def split_projections() -> Case:
     return tape.case(merged(tape, tape.binary("MatMul", tape.softmax(scores), v)), "split")
 
 
-def grouped_queries(queries: int, score_step: Step = plain, key_step: Step = plain) -> Case:
+def grouped_queries(queries: int, score_step: Step = plain, key_step: Step = plain, *, keys: int = 11, depth: int = 8) -> Case:
     """Six query heads read two heads of keys and values, repeated by Expand and Reshape as HF does."""
     tape = Tape()
-    q = heads_of(tape, tape.input((2, queries, 6 * 8)), 6, 0, 2, 1, 3)
+    q = heads_of(tape, tape.input((2, queries, 6 * depth)), 6, 0, 2, 1, 3)
 
     def repeated(x: str) -> str:
-        shape = (2, 2, 3, 11, 8)
-        apart = tape.reshape(x, 2, 2, 1, 11, 8)
+        shape = (2, 2, 3, keys, depth)
+        apart = tape.reshape(x, 2, 2, 1, keys, depth)
         wide = tape.add("Expand", [apart, tape.literal(np.array(shape))], np.broadcast_to(tape.values[apart], shape))
-        return tape.reshape(wide, 2, 6, 11, 8)
+        return tape.reshape(wide, 2, 6, keys, depth)
 
-    k, v = (repeated(heads_of(tape, tape.input((2, 11, 2 * 8)), 2, 0, 2, 1, 3)) for _ in range(2))
+    k, v = (repeated(heads_of(tape, tape.input((2, keys, 2 * depth)), 2, 0, 2, 1, 3)) for _ in range(2))
     scores = score_step(tape, tape.binary("MatMul", q, tape.transpose(key_step(tape, k), 0, 1, 3, 2)))
     return tape.case(merged(tape, tape.binary("MatMul", tape.softmax(scores), v)), f"grouped, {queries}")
 

@@ -146,6 +146,7 @@ def test_views_and_operators_around(level: str) -> None:
 def test_few_queries_of_heads_that_share_keys(level: str) -> None:
     """One, two and three queries for each of three heads; a mask for each head; keys that are not the same after all."""
     cases = [grouped_queries(queries) for queries in (1, 2, 3)]
+    cases.append(grouped_queries(2, keys=37, depth=32))  # six rows by keys that are transposed
     cases.append(grouped_queries(1, masked(np.random.default_rng(5).standard_normal((2, 6, 1, 11)))))
     check_in_turn([*cases, grouped_queries(2, plain, scaled_keys)], level)
 
