@@ -100,7 +100,8 @@ class _MaxOfCodes(Pooling):
         return tirx.max(a, b)
 
     def finished(self, total: Expr, count: Expr) -> Expr:
-        return decoded(total, self.builder.name)
+        greatest, dtype = decoded(total, self.builder.name), self.group.types[self.anchor.outputs[0]].dtype
+        return greatest if dtype == "float32" else tirx.Cast(dtype, greatest)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ def test_greatest_of_bfloat16(level: str) -> None:
 
 @pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
 def test_poolings_of_bfloat16(op_type: str) -> None:
-    """They read images as they lie, for results in float32 and rounded ones, in either layout."""
+    """They read images as they lie, for results in float32 and rounded ones, in either layout; and poolings that are in bfloat16
+    themselves."""
     cases = []
     for rank, result in nest((2, 3), ("float32", "bfloat16")):
         x = np.random.default_rng(0).standard_normal((2, 37, 9, 8, 5)[: rank + 2]).astype(BFLOAT16)
@@ -81,4 +82,8 @@ def test_poolings_of_bfloat16(op_type: str) -> None:
         unit = 0.0 if op_type == "MaxPool" else 2.0**-8 if result == "bfloat16" else 1e-6
         case = Case(Group(ops, ("x",), ("y",), types), {"x": x}, [exact], unit, unit / 10, f"{op_type} {result}", "pooling")
         cases += [case, channels_last(case, template="pooling_channels_last")]
+        if result == "bfloat16":
+            itself = Group((replace(anchor, inputs=("x",), outputs=("y",)),), ("x",), ("y",), {"x": types["x"], "y": types["y"]})
+            case = Case(itself, {"x": x}, [exact], unit, unit / 10, f"{op_type} in bfloat16", "pooling")
+            cases += [case, channels_last(case, template="pooling_channels_last")]
     check(cases, target_of("avx2"))
