@@ -6,6 +6,8 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import onnxruntime
 import prefuse
 import pytest
 import torch
@@ -13,7 +15,7 @@ from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.compiler.programs.symbolic import SymbolicModel
 from torch import Tensor, nn
 
-from .test_symbolic import assert_right, compiled, model_of
+from .test_symbolic import assert_right, called, compiled, model_of
 from .test_symbolic_operators import OPSET, Applied, inputs_of, ranged
 
 
@@ -161,3 +163,32 @@ def test_sizes_that_a_module_cannot_have_are_told() -> None:
     module = nn.Conv2d(3, 4, 9)
     with pytest.raises(prefuse.CompileError, match=r"input_2 = \d.*holds: dims=\{.input_2.: \((9|1\d), 40\)\}"):
         prefuse.compile(module, torch.randn(1, 3, 20, 20), dims={"input": {2: (4, 40)}}, cache=False)
+
+
+SAME = {
+    "strided": ('y = Conv <auto_pad = "SAME_UPPER", strides = [2, 2], kernel_shape = [3, 3]> (x, v)', {"v": (16, 3, 3, 3)}),
+    "lower": ('y = Conv <auto_pad = "SAME_LOWER", strides = [2, 3], kernel_shape = [5, 4]> (x, v)', {"v": (16, 3, 5, 4)}),
+    "mobile": (
+        """a = Conv <auto_pad = "SAME_UPPER", strides = [2, 2], kernel_shape = [3, 3]> (x, v)
+        b = Relu(a)
+        c = Conv <auto_pad = "SAME_UPPER", strides = [2, 2], kernel_shape = [3, 3], group = 16> (b, w)
+        d = MaxPool <auto_pad = "SAME_UPPER", kernel_shape = [3, 3], strides = [2, 2]> (c)
+        y = Conv <auto_pad = "SAME_UPPER", kernel_shape = [1, 1]> (d, u)""",
+        {"v": (16, 3, 3, 3), "w": (16, 1, 3, 3), "u": (8, 16, 1, 1)},
+    ),
+}
+
+
+@pytest.mark.parametrize("sizes", ["any", "multiples"])
+@pytest.mark.parametrize("name", SAME)
+def test_as_many_zeros_as_lengths_need(name: str, sizes: str) -> None:
+    """As TensorFlow pads: of odd and even lengths by another number of zeros, and one program serves both."""
+    body, weights = SAME[name]
+    model = model_of(f"<{OPSET}> main (float[1,3,H,W] x) => (float[1,C,A,B] y) {{ {body} }}", weights)
+    dims = {"H": (9, 60), "W": (11, 40)} if sizes == "any" else {"H": (16, 64, 16), "W": (16, 32, 16)}
+    net = compiled(model, dims=dims)
+    assert "specialised" not in net.report(), net.report()
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for height, width in ((9, 11), (16, 33), (60, 40), (33, 16)) if sizes == "any" else ((16, 16), (48, 32), (64, 16)):
+        x = np.random.default_rng(height).standard_normal((1, 3, height, width)).astype(np.float32)
+        np.testing.assert_allclose(called(net, x), session.run(None, {"x": x})[0], rtol=1e-4, atol=1e-5)

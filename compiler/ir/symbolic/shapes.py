@@ -262,10 +262,12 @@ def _windows(question: Question) -> list[Sizes]:
         return list(attributes[name].as_ints()) if name in attributes else default
 
     strides, dilations, pads = of("strides", ones), of("dilations", ones), of("pads", [0] * 2 * len(sides))
-    if attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise _UnknownError
+    is_same = attributes.get_string("auto_pad", "NOTSET").startswith("SAME")
     found = []
     for axis, (side, stride) in enumerate(zip(sides, strides, strict=True)):
+        if is_same:
+            found.append(-(-side // stride))
+            continue
         free = side + pads[axis] + pads[axis + len(sides)] - dilations[axis] * (kernel[axis] - 1) - 1
         if attributes.get_int("ceil_mode", 0):  # as far as windows begin before the end of the input
             found.append(minimum_of((free + stride - 1) // stride, (side + pads[axis] - 1) // stride) + 1)

@@ -4,6 +4,7 @@ window as a global pool, transposed convolutions of one position as products.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -12,14 +13,17 @@ import onnx_ir as ir
 from ....compiler.ir.constants import constant_array
 from ....compiler.ir.matching import input_at, int_constants, is_constant, is_read, rank_of, static_shape, uniform_constant
 from ....compiler.ir.rewriter import operation
-from ....runtime.symbolic.sizes import greatest_of
+from ....runtime.symbolic.sizes import Size, greatest_of, maximum_of
 from .scope import Replacement, Rule, Scope, respelled, spelled
 
 _GLOBAL_TYPES = (ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16)  # of global pools in every opset
 
 
 def pad_explicitly(node: ir.Node, scope: Scope) -> Replacement | None:
-    """`auto_pad` of a convolution or pool becomes `pads`: in all, what makes the output length ceil(input / stride)."""
+    """`auto_pad` of a convolution or pool becomes `pads`: in all, what makes the output length ceil(input / stride).
+
+    Where a call decides how many these are, as of odd and even lengths with strides, they become a Pad.
+    """
     mode, dims = node.attributes.get_string("auto_pad", "NOTSET"), static_shape(node.inputs[0])
     weights = static_shape(node.inputs[1]) if node.op_type == "Conv" else None
     kernel = tuple(node.attributes.get_ints("kernel_shape") or ()) or (weights or ())[2:]
@@ -27,7 +31,25 @@ def pad_explicitly(node: ir.Node, scope: Scope) -> Replacement | None:
         return None
     before, after = _same_pads(node, mode, dims[2:], kernel) if dims is not None and mode != "VALID" else ([0] * len(kernel),) * 2
     attributes = {name: attribute for name, attribute in node.attributes.items() if name != "auto_pad"}
+    if any(isinstance(pad, Size) for pad in (*before, *after)):
+        return _pad_apart(node, scope, before, after, attributes)
     return respelled(node, node.inputs, {**attributes, "pads": ir.AttrInt64s("pads", [*before, *after])})
+
+
+def _pad_apart(
+    node: ir.Node, scope: Scope, before: Sequence[int], after: Sequence[int], attributes: Mapping[str, ir.Attr]
+) -> Replacement | None:
+    """A window without padding behind a Pad; None of averages, whose counts leave padding out, and where places are asked for."""
+    x = node.inputs[0]
+    if node.op_type not in ("Conv", "LpPool", "MaxPool") or x is None or x.dtype is None or any(map(is_read, node.outputs[1:])):
+        return None
+    operands = [x, scope.ints((0, 0, *before, 0, 0, *after), f"{x.name}_pads")]
+    if node.op_type == "MaxPool":
+        least = -np.inf if x.dtype.is_floating_point() else np.iinfo(x.dtype.numpy()).min
+        operands.append(scope.constant(np.array(least, x.dtype.numpy()), f"{x.name}_least"))
+    pad = operation("Pad", operands)
+    window = respelled(node, (pad.outputs[0], *node.inputs[1:]), attributes)
+    return Replacement((pad, *window.nodes), window.outputs)
 
 
 def take_padding(node: ir.Node, scope: Scope) -> Replacement | None:
@@ -170,7 +192,7 @@ def _same_pads(node: ir.Node, mode: str, lengths: tuple[int, ...], kernel: tuple
     before, after = [], []
     for length, window, stride, dilation in zip(lengths, kernel, strides, dilations, strict=True):
         outputs = -(-length // stride)
-        total = max(0, (outputs - 1) * stride + (window - 1) * dilation + 1 - length)
+        total = maximum_of(0, (outputs - 1) * stride + (window - 1) * dilation + 1 - length)
         small, large = total // 2, total - total // 2
         before.append(small if mode == "SAME_UPPER" else large)
         after.append(large if mode == "SAME_UPPER" else small)
