@@ -16,6 +16,7 @@ from .register_tile import Tile, sum_tile
 Store = Callable[[Expr, Expr, Expr], None]  # of (row, column, value)
 _VECTORS = 8  # accumulator registers a row of the result, at most
 _PANEL_ROWS = 5  # from which B is transposed: 8 queries of 1,000 keys of 64 took 0.72 of the time, 4 of 128 0.95, 2 of 128 1.25
+_PANEL_DEPTH = 512  # of a panel in L1
 _SUMS = 4  # independent accumulators of a dot product: an addition has a latency of four cycles
 
 
@@ -86,7 +87,7 @@ class Gemv:
             if extent and not (isinstance(count, int) and count == 0):
                 with self.builder.loop(count, name="square") as square:
                     first = self.builder.bind(begin + square * self.lanes)
-                    if self.rows >= _PANEL_ROWS and self.depth % self.lanes == 0:
+                    if self.rows >= _PANEL_ROWS and self.depth <= _PANEL_DEPTH and self.depth % self.lanes == 0:
                         self._multiply_panel(a, element, first, extent, store)
                     else:
                         with self.builder.loop(self.rows, name="row") as row:
