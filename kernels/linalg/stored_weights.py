@@ -13,11 +13,10 @@ from ..formats.format import F32, Format
 from ..groups.group import Group, Op
 from ..microkernels.weight_packing import PackBlocks, PackSections, Sections, bits_of, cut_sections, middle_of, shared_sections
 from ..template.contract import Operand, Refusal
-from ..template.values import anchor_of
+from ..template.values import NARROW_FLOATS, anchor_of
 from .matmul import MatMulKernel
 
 BlockReader = Callable[[Expr, Expr], Expr]  # of (section, column of a panel)
-NARROW = ("bfloat16", "float16")  # rows that are copied to float32
 PER_WORD = {8: 4, 4: 8, 2: 16}  # numbers of a word
 
 
@@ -61,7 +60,7 @@ def stored_weights(group: Group, target: Target) -> Weights | Refusal:
         return Refusal(f"the weights are {kind}, no matrix of 2, 4 or 8 bits")
     if {group.types[one].dtype for one in (result, found.scale)} != {"float32"} or a in group.producers:
         return Refusal("rows, scales or results are not float32 in memory")
-    if group.types[a].dtype not in ("float32", *NARROW):
+    if group.types[a].dtype not in ("float32", *NARROW_FLOATS):
         return Refusal(f"rows are {group.types[a].dtype}")
     if anchor.op_type == "Gemm" and anchor.attribute("transA", 0):
         return Refusal("the rows of the left operand do not lie one after the other")

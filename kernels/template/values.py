@@ -18,7 +18,7 @@ from .rounding import rounding_of
 
 Reader = Callable[[Index], Expr]
 
-_NARROW_FLOATS, _BYTES = ("bfloat16", "float16"), ("uint8", "int8")
+NARROW_FLOATS, _BYTES = ("bfloat16", "float16"), ("uint8", "int8")
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 PANELS = "prefuse.panels"  # attribute of a Gather whose table lies in the panels that kernels of products read
 # The operands that may be constant integers with scales, by operators whose kernels read such.
@@ -167,7 +167,7 @@ def read_narrow(group: Group) -> Group:
         op.outputs[0]: op
         for op in group.ops
         if op.op_type in ("Cast", "DequantizeLinear")
-        and group.types[op.inputs[0]].dtype in (*_NARROW_FLOATS, *_BYTES)
+        and group.types[op.inputs[0]].dtype in (*NARROW_FLOATS, *_BYTES)
         and group.types[op.outputs[0]].dtype == "float32"
         and _is_unscaled(group, op)
         and group.reader_counts.get(op.outputs[0]) == read_by_anchors.count(op.outputs[0])

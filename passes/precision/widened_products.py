@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 import onnx_ir as ir
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,17 @@ def _inputs(name: str, sizes: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng(sum(sizes)).standard_normal(shape).astype(np.float32)
 
 
+def _compared(quantized: onnx.ModelProto, name: str) -> Iterator[tuple[np.ndarray, Any]]:
+    """What one program and ONNX Runtime compute, at each size."""
+    net, session = compiled(quantized, dims=_RANGES[name]), unoptimized(quantized)
+    assert "specialised" not in net.report(), net.report()
+    for sizes in _SIZES[name]:
+        x = _inputs(name, sizes)
+        found = called(net, x)
+        assert np.array_equal(found, called(net, x))
+        yield found, session.run(None, {"x": x})[0]
+
+
 @pytest.mark.parametrize(("name", "form"), [("conv", "QDQ"), ("conv", "QOperator"), ("transformer", "QDQ")])
 def test_static(name: str, form: str, tmp_path: Path) -> None:
     model, shape = _sized(name)
@@ -45,16 +57,10 @@ def test_static(name: str, form: str, tmp_path: Path) -> None:
         reduce_range=True,
     )
     quantized = onnx.load(tmp_path / "quantized.onnx")
-    net = compiled(quantized, dims=_RANGES[name])
-    assert "specialised" not in net.report(), net.report()
-    for sizes in _SIZES[name]:
-        x = _inputs(name, sizes)
-        expected: Any = unoptimized(quantized).run(None, {"x": x})[0]
-        found = called(net, x)
+    for found, expected in _compared(quantized, name):
         quanta = np.abs(found - expected) / quantum(quantized)
         assert quanta.max() <= 1.001
         assert (quanta > 0.001).mean() <= (0.01 if name == "transformer" else 0.0)  # the exponentials of Softmax round otherwise
-        assert np.array_equal(found, called(net, x))
 
 
 @pytest.mark.parametrize("name", ["conv", "transformer"])
@@ -62,13 +68,8 @@ def test_dynamic(name: str, tmp_path: Path) -> None:
     model, _ = _sized(name)
     onnx.save(model, tmp_path / "float.onnx")
     quantize_dynamic(tmp_path / "float.onnx", tmp_path / "quantized.onnx", weight_type=QuantType.QInt8, reduce_range=True)
-    quantized = onnx.load(tmp_path / "quantized.onnx")
-    net = compiled(quantized, dims=_RANGES[name])
-    assert "specialised" not in net.report(), net.report()
-    for sizes in _SIZES[name]:
-        x = _inputs(name, sizes)
-        expected: Any = unoptimized(quantized).run(None, {"x": x})[0]
-        np.testing.assert_allclose(called(net, x), expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
+    for found, expected in _compared(onnx.load(tmp_path / "quantized.onnx"), name):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
 
 
 _OPERATORS = {
