@@ -28,7 +28,7 @@ from onnxruntime.quantization import (
 _WIDTH = 32
 
 
-class Samples(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no type stubs
+class _Samples(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no type stubs
     def __init__(self, shape: tuple[int, ...]) -> None:
         generator = np.random.default_rng(1)
         self._samples = iter([{"x": generator.standard_normal(shape).astype(np.float32)} for _ in range(4)])
@@ -113,6 +113,24 @@ def quantum(model: onnx.ModelProto) -> float:
     return float(numpy_helper.to_array(scale).max())
 
 
+def quantized_statically(
+    model: onnx.ModelProto, shape: tuple[int, ...], folder: Path, form: str, activations: str, weights: str, *, by_channel: bool
+) -> onnx.ModelProto:
+    """What ONNX Runtime's quantizer makes of a model, by samples of one shape."""
+    onnx.save(model, folder / "float.onnx")
+    quantize_static(
+        folder / "float.onnx",
+        folder / "quantized.onnx",
+        _Samples(shape),
+        quant_format=QuantFormat[form],
+        activation_type=QuantType[activations],
+        weight_type=QuantType[weights],
+        per_channel=by_channel,
+        reduce_range=weights == "QInt8",  # 7 bits: ONNX Runtime saturates sums of two products on CPUs without VNNI
+    )
+    return onnx.load(folder / "quantized.onnx")
+
+
 _STATIC = [
     ("conv", "QDQ", "QUInt8", "QInt8", False),
     ("conv", "QDQ", "QInt8", "QInt8", True),
@@ -128,18 +146,7 @@ _STATIC = [
 def test_static(name: str, form: str, activations: str, weights: str, by_channel: bool, tmp_path: Path) -> None:
     model = convolutions() if name == "conv" else transformer()
     shape = tuple(dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim)
-    onnx.save(model, tmp_path / "float.onnx")
-    quantize_static(
-        tmp_path / "float.onnx",
-        tmp_path / "quantized.onnx",
-        Samples(shape),
-        quant_format=QuantFormat[form],
-        activation_type=QuantType[activations],
-        weight_type=QuantType[weights],
-        per_channel=by_channel,
-        reduce_range=weights == "QInt8",  # 7 bits: ONNX Runtime saturates sums of two products on CPUs without VNNI
-    )
-    quantized = onnx.load(tmp_path / "quantized.onnx")
+    quantized = quantized_statically(model, shape, tmp_path, form, activations, weights, by_channel=by_channel)
     found, expected = _compared(quantized)
     quanta = np.abs(found - expected) / quantum(quantized)
     assert quanta.max() <= 1.001, f"{quanta.max()} quanta"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
+from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from .test_quantized_models import Samples, convolutions, quantum, transformer, unoptimized
+from .test_quantized_models import convolutions, quantized_statically, quantum, transformer, unoptimized
 from .test_symbolic import assert_right, called, compiled, model_of
 
 _SIZES: dict[str, list[tuple[int, ...]]] = {
@@ -45,18 +45,7 @@ def _compared(quantized: onnx.ModelProto, name: str) -> Iterator[tuple[np.ndarra
 @pytest.mark.parametrize(("name", "form"), [("conv", "QDQ"), ("conv", "QOperator"), ("transformer", "QDQ")])
 def test_static(name: str, form: str, tmp_path: Path) -> None:
     model, shape = _sized(name)
-    onnx.save(model, tmp_path / "float.onnx")
-    quantize_static(
-        tmp_path / "float.onnx",
-        tmp_path / "quantized.onnx",
-        Samples(shape),
-        quant_format=QuantFormat[form],
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-        per_channel=True,
-        reduce_range=True,
-    )
-    quantized = onnx.load(tmp_path / "quantized.onnx")
+    quantized = quantized_statically(model, shape, tmp_path, form, "QUInt8", "QInt8", by_channel=True)
     for found, expected in _compared(quantized, name):
         quanta = np.abs(found - expected) / quantum(quantized)
         assert quanta.max() <= 1.001
