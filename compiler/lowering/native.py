@@ -115,9 +115,9 @@ def compile_functions(functions: Mapping[str, Any], target: Target) -> bytes:
 
 def _bfloat16_functions(target: Target) -> str:
     """The functions that kernels call for the instructions of AVX512_BF16, where they do."""
-    if not target.has("avx512_bf16"):
-        return ""
-    return bfloat16_emulation.LLVM_FUNCTIONS if target.level == BFLOAT16_EMULATED else bfloat16.LLVM_FUNCTIONS
+    if target.level in (BFLOAT16_EMULATED, AMX_EMULATED):
+        return bfloat16_emulation.LLVM_FUNCTIONS
+    return bfloat16.LLVM_FUNCTIONS if target.has("avx512_bf16") else ""
 
 
 def _import_functions(module: Any, functions: str) -> None:

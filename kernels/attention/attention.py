@@ -21,24 +21,21 @@ from tvm import tirx
 
 from ...runtime.symbolic.sizes import Size, estimate, hint_of, maximum_of
 from ...runtime.target import Target
-from ..codegen.builder import Expr, Index, KernelBuilder
+from ..codegen.builder import Expr, KernelBuilder
 from ..codegen.work_stealing import Shares, share
 from ..cost.amx import tile_product_cycles, vector_product_cycles
 from ..cost.operations import operations_of
-from ..formats.format import Format, Storage, format_for, plain
+from ..formats.format import BF16X1, Format, Storage, format_for, plain
 from ..groups.group import Group
 from ..microkernels.amx_packing import LINES, TERM_ELEMENTS
-from ..microkernels.amx_unit import DEPTH, TileUnit, tile_unit
-from ..microkernels.gemv import Gemv
+from ..microkernels.amx_unit import DEPTH, ROWS, TileUnit, tile_unit
 from ..microkernels.packed_gemm import (
     WHOLE,
     Bounds,
-    Element,
     PackedPanels,
     Scratch,
     ScratchMatrix,
     padded_columns,
-    store_line,
     tiles_options,
 )
 from ..microkernels.packed_gemm_amx import AmxPanels, TileScratch, panel_words
@@ -47,11 +44,13 @@ from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import finish, machine_of, new_builder, pointwise_cost
 from ..template.loops import bound_unravel
 from .estimate import attention_estimate
-from .mask import may_hide_keys, sees_first_key, share_seen, visible_keys
-from .online_softmax import Rows, finish_rows, odd_lines, round_rows, running_softmax, softmax, start_rows, weigh_rows
+from .few_queries import FewQueries, Operands, operands_of
+from .mask import may_hide_keys, share_seen
+from .online_softmax import Rows, finish_rows, odd_lines, running_softmax, start_rows
 from .operands import Elements
 from .pattern import Attention, attention_of
-from .scratch import Head, Keys, Places, QueryBlock, head_chunks
+from .query_block import QueryBlocks
+from .scratch import Head, PackedKeys, Places, QueryBlock, head_chunks
 
 ANCHORS = frozenset(["MatMul", "Softmax"])
 _BLOCK_ROWS = 48  # queries of a block, about
@@ -62,6 +61,7 @@ _RUNNING_ROWS = 1024  # queries whose unfinished results a thread keeps from one
 _FEW_QUERIES = 8  # up to which K and V are not packed (GEMV)
 _FEW_OF_PAIRS = 4  # the same where panels would be of bfloat16 pairs
 _FEW_ROWS = 8  # rows of a product of heads that share K and V, at most
+_TILED_ROWS_OF_FEW = 2  # of such a product from which on AMX pays
 _LINE_BYTES = 64
 
 
@@ -74,7 +74,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         return Refusal("is for CPUs")
     kernel = _Kernel(form, new_builder(target, group.configuration), target)
     how = {"is_packed": not kernel.is_few, "is_rough": kernel.is_rough}
-    estimate = attention_estimate(form, target, kernel.format, kernel.tile_cycles, kernel.seen, **how)
+    estimate = attention_estimate(form, target, kernel.format, kernel.tile_cycles, kernel.seen, in_place=kernel.in_place, **how)
     return Candidate(estimate, lambda: _Kernel(form, new_builder(target, group.configuration), target).build())
 
 
@@ -87,6 +87,16 @@ class _Kernel:
     @cached_property
     def elements(self) -> Elements:
         return Elements(self.form, self.builder)
+
+    @cached_property
+    def blocks(self) -> QueryBlocks:
+        return QueryBlocks(self.builder, self.form, self.elements, self.format, self.shared)
+
+    @cached_property
+    def few(self) -> FewQueries:
+        """Attention of queries that are few."""
+        step = self.visible_step if self.hides_keys_of_few else 0
+        return FewQueries(self.blocks, self.block_rows, step, self.operands, self.unit)
 
     @cached_property
     def key_block(self) -> int:
@@ -117,7 +127,23 @@ class _Kernel:
     @cached_property
     def shared(self) -> int:
         """Neighbouring heads with the same K and V (grouped-query attention) whose few queries become rows of one product."""
-        return self.elements.shared_heads(_FEW_ROWS // self.form.queries) if self.is_few else 1
+        most = ROWS if self.operands is not None else _FEW_ROWS
+        return self.elements.shared_heads(most // self.form.queries) if self.is_few else 1
+
+    @cached_property
+    def operands(self) -> Operands | None:
+        """K and V of few queries, where AMX reads them in place."""
+        form = self.form
+        if not (self.is_few and self.target.has_tiles and form.dtype == "float32"):
+            return None
+        found = operands_of(form)
+        rows = self.elements.shared_heads(ROWS // form.queries) * form.queries
+        return None if isinstance(found, Refusal) or rows < _TILED_ROWS_OF_FEW else found
+
+    @property
+    def in_place(self) -> int:
+        """Heads whose products AMX makes at once of K and V in place; 0 where it does not."""
+        return self.shared if self.operands is not None else 0
 
     @property
     def terms(self) -> tuple[int, int]:
@@ -127,8 +153,8 @@ class _Kernel:
 
     @cached_property
     def unit(self) -> TileUnit | None:
-        """AMX, where the target has it and both products are faster by it."""
-        return tile_unit(self.builder, self.target) if self.tile_cycles else None
+        """AMX, where the target has it and makes both products."""
+        return tile_unit(self.builder, self.target) if self.tile_cycles or self.operands is not None else None
 
     @cached_property
     def tile_cycles(self) -> float:
@@ -146,7 +172,7 @@ class _Kernel:
     @cached_property
     def format(self) -> Format:
         """The format of both products; for one of bfloat16 pairs the operands are rounded."""
-        found = self._words if self.unit is None and not self.is_few else None
+        found = self._words if self.unit is None and not self.is_few else BF16X1 if self.operands is not None else None
         return found or plain(self.form.dtype)
 
     @property
@@ -169,13 +195,15 @@ class _Kernel:
     @cached_property
     def hides_keys(self) -> bool:
         """Whether each block of queries finds at run time how many keys its mask leaves."""
-        is_plain = self.unit is None and not self.is_few and not self.weighs and self.form.guard in (None, 0)
+        is_plain = self.unit is None and not self.is_few and not self.blocks.weighs and self.form.guard in (None, 0)
         return is_plain and may_hide_keys(self.form)
 
     @cached_property
     def hides_keys_of_few(self) -> bool:
         """The same where queries are few, and read keys and values where they lie: of a cache, those that are there."""
-        is_plain = self.is_few and not self.weighs and self.form.guard in (None, 0) and self.form.keys % self.visible_step == 0
+        is_plain = (
+            self.is_few and not self.blocks.weighs and self.form.guard in (None, 0) and self.form.keys % self.visible_step == 0
+        )
         return is_plain and may_hide_keys(self.form)
 
     @property
@@ -187,11 +215,6 @@ class _Kernel:
     def visible_step(self) -> int:
         """Keys that few queries see or do not see together; of many, as many as a sum of the format may add up in a chain."""
         return 64 if self.form.keys <= 1024 or self.form.keys % 256 else 256
-
-    @property
-    def weighs(self) -> bool:
-        """Whether each probability is computed, in place of scaling the rows of the result in the end."""
-        return self.form.weighs_probabilities and self.form.guard is None
 
     @property
     def is_running(self) -> bool:
@@ -214,10 +237,10 @@ class _Kernel:
     @property
     def block_rows(self) -> int:
         """Queries of a block: a multiple of a register tile's rows, the last of which may be beyond the edge."""
-        if self.unit is not None:
-            return _TILED_ROWS
         if self.is_few:
             return self.shared * self.form.queries
+        if self.unit is not None:
+            return _TILED_ROWS
         rows = self.tiles[0].rows
         most = _MASKED_ROWS if self.hides_keys else _BLOCK_ROWS
         return rows * max(min(most, hint_of(self.form.queries)) // rows, 1)
@@ -249,7 +272,7 @@ class _Kernel:
                 first, last = share(chunk, chunks, blocks)
                 head = Head(**vars(scratch), batch=tuple(batch))
                 if self.is_few:
-                    self._few(head)
+                    self.few.attend(head)
                 else:
                     with builder.when(last > first) if self.is_sized else nullcontext():
                         self._rows(head, builder.bind(first), builder.bind(last - first))
@@ -266,13 +289,15 @@ class _Kernel:
             size = ceil(elements / line) * line
             return Scratch(self.builder.workspace(size * threads, dtype), thread * size)
 
-        shapes = () if self.is_few else ((form.depth, self.key_block), (self.key_block, form.width))
+        if self.is_few:
+            return self.few.scratch(own)
+        shapes = (form.depth, self.key_block), (self.key_block, form.width)
         queries, tiles = own(self.block_rows * form.depth // self.format.k_pack, "int32" if self.has_words else form.dtype), None
         if self.unit is None:
             held = "int32" if self.has_words else form.dtype
             sizes = [
                 ceil(depth / self.format.k_pack) * padded_columns(columns, tile, lanes)
-                for (depth, columns), tile in zip(shapes or ((0, 0), (0, 0)), self.tiles if shapes else (None, None), strict=True)
+                for (depth, columns), tile in zip(shapes, self.tiles, strict=True)
             ]
             keys, values = (own(size, held) for size in sizes)
         else:
@@ -284,18 +309,18 @@ class _Kernel:
         words = own(self.block_rows * pairs if self.has_words else 0, "int32")
         scores, factors = own(self.block_rows * longest), own(self.block_rows)
         state = (own(rows), own(rows), own(rows * form.width)) if self.is_running else None
-        of_rows = words if self.has_words and not self.weighs else None
+        of_rows = words if self.has_words and not self.blocks.weighs else None
         block = Rows(self.builder, form.dtype, scores, factors, of_rows, self.is_rough, state)
         return Places(queries, keys, values, block, words, tiles)
 
-    def _keys(self, scratch: Places, first: Expr, count: int) -> Keys:
+    def _keys(self, scratch: Places, first: Expr, count: int) -> PackedKeys:
         form, builder = self.form, self.builder
         if scratch.tiles is not None:
             panels = AmxPanels(builder, form.depth, count, self.terms[0], scratch.tiles)
-            return Keys(first, count, panels, AmxPanels(builder, count, form.width, self.terms[1], scratch.tiles))
+            return PackedKeys(first, count, panels, AmxPanels(builder, count, form.width, self.terms[1], scratch.tiles))
         key_tile, value_tile = self.tiles
         keys = PackedPanels(builder, form.depth, count, key_tile, self.format)
-        return Keys(first, count, keys, PackedPanels(builder, count, form.width, value_tile, self.format))
+        return PackedKeys(first, count, keys, PackedPanels(builder, count, form.width, value_tile, self.format))
 
     def _rows(self, head: Head, first: Expr, blocks: Expr) -> None:
         """Attention of `blocks` blocks of queries from `first` on, by one thread."""
@@ -315,74 +340,33 @@ class _Kernel:
 
                 finish_rows(head.rows, block.row, block.count, self.form.width, store, is_guarded=self.form.guard == 0.0)
 
-    def _few(self, head: Head) -> None:
-        """Attention of all queries, where they are few, of all heads that share K and V."""
-        form, count, lanes = self.form, self.block_rows, self.builder.lanes(self.form.dtype)
-        block = QueryBlock(0, count, 0)
-        keys = self._keys(head, 0, form.keys)
-        for row in range(count):
-            self._pack_query(head, block, row)
-        scores = Gemv(self.builder, count, form.depth, form.keys, lanes)
-        queries, end, blocks = self._queries(head), None, None
-        if self.hides_keys_of_few:
-            end = self._visible_keys(head, keys, block, self.visible_step)
-            blocks = self.visible_step, self.builder.bind(tirx.floordiv(end, self.visible_step))
-
-        def store(*at: Expr) -> None:
-            self._store_score(head, keys, block, *at)
-
-        if self.elements.is_transposed(form.scores):
-            squares = None if end is None else self.builder.bind(tirx.floordiv(end, lanes))
-            scores.multiply_rows(queries, self._key_of(head, keys), store, squares)
-        else:
-            scores.multiply_columns(queries, self._key_of(head, keys), store)
-        self._softmax(head, block, form.keys, end)
-        results = Gemv(self.builder, count, form.keys, form.width, lanes)
-        results.multiply_columns(
-            head.rows.line(form.keys),
-            self._value_of(head, keys),
-            lambda *at: self._scale_result(head, block, *at),
-            blocks,
-        )
-
-    def _attend(self, head: Head, keys: Keys, first: Expr, blocks: Expr) -> None:
+    def _attend(self, head: Head, keys: PackedKeys, first: Expr, blocks: Expr) -> None:
         """Scores, softmax and results of `blocks` blocks of queries by one block of keys."""
         pack = keys.keys.pack_rows if self.elements.is_transposed(self.form.scores) else keys.keys.pack_columns
-        pack(head.keys, self._key_of(head, keys))
-        keys.values.pack_columns(head.values, self._value_of(head, keys))
+        pack(head.keys, self.blocks.key_of(head, keys))
+        keys.values.pack_columns(head.values, self.blocks.value_of(head, keys))
         with self.builder.loop(blocks, name="block") as number:
             block = self._block(first, number)
             with self.builder.loop(block.count, name="row") as row:
-                self._pack_query(head, block, row)
+                self.blocks.pack_query(head, block, row)
             if not self.hides_keys:
                 self._multiply(head, keys, block, None)
             else:
-                end = self._visible_keys(head, keys, block, 2 * self.builder.lanes(self.form.dtype))
+                end = self.blocks.visible_keys(head, keys, block, 2 * self.builder.lanes(self.form.dtype))
                 with self.builder.when(end > 0):
                     self._multiply(head, keys, block, end)
 
-    def _multiply(self, head: Head, keys: Keys, block: QueryBlock, end: Expr | None) -> None:
+    def _multiply(self, head: Head, keys: PackedKeys, block: QueryBlock, end: Expr | None) -> None:
         """Scores, softmax and results of a block of queries by the first `end` of a block of keys; None: all of them."""
         columns, depth = WHOLE, WHOLE
         if end is not None:
             used = tirx.min(tirx.floordiv(end, self.format.k_pack), ceil(keys.count / self.format.k_pack))
             columns, depth = Bounds(columns=end), Bounds(depth=self.builder.bind(used))
-        queries = self._queries(head)
-        keys.keys.multiply(queries, head.keys, block.count, lambda *at: self._store_score(head, keys, block, *at), columns)
+        queries = self.blocks.queries(head)
+        keys.keys.multiply(queries, head.keys, block.count, lambda *at: self.blocks.store_score(head, keys, block, *at), columns)
         probabilities = self._softmax(head, block, keys.count, end)
-        add = self._add_result if self.is_running else self._scale_result
+        add = self._add_result if self.is_running else self.blocks.scale_result
         keys.values.multiply(probabilities, head.values, block.count, lambda *at: add(head, block, *at), depth)
-
-    def _visible_keys(self, head: Head, keys: Keys, block: QueryBlock, step: int) -> Expr:
-        """How many of a block's keys, from the first on, its queries see: a multiple of `step`, or all."""
-        builder, form, extent = self.builder, self.form, head.rows.extent(keys.count)
-
-        def score(row: Expr, key: Expr) -> Expr:
-            return self.elements.score(*self._place(head, block, row), key, tirx.const(0, form.dtype))
-
-        end = visible_keys(builder, score, block.count, keys.first, keys.count, step, extent)
-        sees = sees_first_key(builder, score, block.count)
-        return builder.bind(tirx.Select(sees, end, extent))
 
     def _block(self, first: Expr, number: Expr) -> QueryBlock:
         builder = self.builder
@@ -390,60 +374,17 @@ class _Kernel:
         count = builder.bind(tirx.min(self.form.queries - start, self.block_rows))
         return QueryBlock(start, count, builder.bind(number * self.block_rows))
 
-    def _place(self, head: Head, block: QueryBlock, row: Expr) -> tuple[Index, Expr]:
-        """A row's index in the batch dimensions, and its query."""
-        if self.shared == 1:
-            return head.batch, block.first + row
-        number = head.batch[-1] + tirx.floordiv(row, self.form.queries)
-        return (*head.batch[:-1], number), tirx.floormod(row, self.form.queries)
-
-    def _queries(self, head: Head) -> ScratchMatrix:
-        """The queries of a block, as the product reads its A."""
-        return ScratchMatrix(head.queries.buffer, head.queries.base, self.form.depth // self.format.k_pack)
-
-    def _pack_query(self, head: Head, block: QueryBlock, row: Expr) -> None:
-        builder, form, to, lanes = self.builder, self.form, self._queries(head), self.builder.lanes(self.form.dtype)
-        base, (batch, query) = builder.bind(to.base + row * to.pitch), self._place(head, block, row)
-
-        def element(k: Expr) -> Expr:
-            return self.elements.query(batch, query, k)
-
-        if self.has_words:
-            store_line(builder, Scratch(to.buffer, base), form.depth, lanes, element)
-        else:
-            builder.vector_loop(form.depth, lanes, lambda k: builder.store(to.buffer, base + k, element(k)))
-
-    def _key_of(self, head: Head, keys: Keys) -> Element:
-        return lambda k, j: self.elements.key(head.batch, keys.first + j, k)
-
-    def _value_of(self, head: Head, keys: Keys) -> Element:
-        return lambda j, column: self.elements.value(head.batch, keys.first + j, column)
-
     def _softmax(self, head: Head, block: QueryBlock, keys: int, end: Expr | None) -> ScratchMatrix:
         """Softmax of a block's scores; returns A of the product with V. `end`: how many keys have scores; None: all."""
+        if not self.is_running:
+            return self.blocks.softmax(head, block, keys, end)
         rows = head.rows
         rows.end_rows(block.count, keys)
-        end = rows.extent(keys) if end is None else end
-        if self.is_running:
-            running_softmax(rows, block.row, block.count, keys, end)
-        else:
-            softmax(rows, block.count, keys, end, self.form.guard)
-        if not self.weighs:
-            return rows.exponential_rows(keys)
-        weigh_rows(rows, block.count, keys, lambda row, *at: self.elements.weight(*self._place(head, block, row), *at))
-        return round_rows(rows, head.words, block.count, keys) if self.has_words else rows.line(keys)
-
-    def _store_score(self, head: Head, keys: Keys, block: QueryBlock, row: Expr, column: Expr, value: Expr) -> None:
-        scores = head.rows.line(keys.count)
-        element = self.elements.score(*self._place(head, block, row), keys.first + column, value)
-        self.builder.store(scores.buffer, scores.base + row * scores.pitch + column, element)
+        running_softmax(rows, block.row, block.count, keys, rows.extent(keys) if end is None else end)
+        return self.blocks.probabilities(head, block, keys)
 
     def _add_result(self, head: Head, block: QueryBlock, row: Expr, column: Expr, value: Expr) -> None:
         """Add to the results of earlier blocks of keys."""
         results = head.rows.results
         place = results.base + (block.row + row) * self.form.width + column
         self.builder.store(results.buffer, place, results.buffer[place] * head.rows.factors[row] + value)
-
-    def _scale_result(self, head: Head, block: QueryBlock, row: Expr, column: Expr, value: Expr) -> None:
-        factor = 1 if self.weighs else head.rows.factors[row]
-        self.elements.store_result(*self._place(head, block, row), column, value * factor)

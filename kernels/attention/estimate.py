@@ -9,7 +9,7 @@ from ...runtime.target import Target
 from ..cost.estimate import Estimate, with_bytes
 from ..cost.operations import operations_of
 from ..cost.pointwise import pointwise_body
-from ..cost.product import attention_cycles, tiled_attention_cycles
+from ..cost.product import attention_cycles, attention_in_place_cycles, tiled_attention_cycles
 from ..formats.format import Format
 from ..template.kernel import machine_of
 from .pattern import Attention
@@ -25,8 +25,10 @@ def attention_estimate(
     *,
     is_packed: bool,
     is_rough: bool,
+    in_place: int = 0,
 ) -> Estimate:
-    """Of all heads; by AMX in `tile_cycles` each, if these are not 0. The others are those of `attention_cycles`."""
+    """Of all heads; by AMX in `tile_cycles` each, if these are not 0, or of `in_place` heads at once that share keys in memory.
+    The others are those of `attention_cycles`."""
     machine, size = machine_of(target, form.dtype), (form.queries, form.keys, form.depth, form.width)
     heads, group = prod(form.batch), form.group
     scores = heads * form.queries * form.keys
@@ -34,8 +36,11 @@ def attention_estimate(
     if tile_cycles:
         operations = float(sum(operations_of(op.op_type) for op in among))
         cycles = tiled_attention_cycles(heads, size, machine, operations, tile_cycles)
+        return with_bytes(Estimate(cycles, 2 * scores * (form.depth + form.width)), group)
+    body = pointwise_body(group, [op for op in among if op is not form.softmax], machine)
+    if in_place:
+        cycles = attention_in_place_cycles(heads, in_place, size, machine, body)
     else:
-        body = pointwise_body(group, [op for op in among if op is not form.softmax], machine)
         cycles = attention_cycles(
             heads,
             size,

@@ -32,10 +32,16 @@ class Head(Places):
 
 @dataclass(frozen=True)
 class Keys:
-    """A block of `count` keys and their values from `first` on, packed into panels."""
+    """A block of `count` keys and their values from `first` on."""
 
     first: Expr
     count: int
+
+
+@dataclass(frozen=True)
+class PackedKeys(Keys):
+    """The same, packed into panels."""
+
     keys: PackedPanels | AmxPanels
     values: PackedPanels | AmxPanels
 

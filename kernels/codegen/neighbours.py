@@ -49,7 +49,7 @@ class _Widening:
 
     def statements(self, body: Sequence[Any]) -> list[Any]:
         allocations = [one for one in body if isinstance(one, tirx.AllocBuffer)]
-        rest = [self._stored(self._with_loads(one)) for one in body if not isinstance(one, tirx.AllocBuffer)]
+        rest = [self._stored(self._withloads_of(one)) for one in body if not isinstance(one, tirx.AllocBuffer)]
         copies = [one for element in range(self.count) for one in self._copy(rest, element)]
         before, behind = list[Any](), list[Any]()
         for one in self.loaded.values():
@@ -74,12 +74,12 @@ class _Widening:
 
         return [tvm_ffi.structural_map(one, (tirx.Var, replaced), order="post") for one in statements]
 
-    def _with_loads(self, statement: Any) -> Any:
+    def _withloads_of(self, statement: Any) -> Any:
         """The statement with registers for what it always loads, `lane` behind the begin of a vector."""
         if not isinstance(statement, tirx.BufferStore | tirx.Bind | tirx.Evaluate):
             return statement
         conditional = list[Any]()
-        tvm_ffi.structural_walk(statement, (Call, lambda call: conditional.extend(_loads(call) if _is_choice(call) else ())))
+        tvm_ffi.structural_walk(statement, (Call, lambda call: conditional.extend(loads_of(call) if _is_choice(call) else ())))
         unsure = {_key(one) for one in conditional}
 
         def replaced(load: Any) -> Any:
@@ -109,7 +109,7 @@ class _Widening:
             return known
         lanes = self._lanes(buffer)
         place = self._defined(indices[0])
-        if lanes == 1 or len(indices) > 1 or any(_is_local(load.source) for load in _loads(place)):
+        if lanes == 1 or len(indices) > 1 or any(_is_local(load.source) for load in loads_of(place)):
             return None
         found = sym.detect_linear_equation(place, [self.lane])
         if len(found) != 2 or not isinstance(found[0], tirx.IntImm) or int(found[0]) != 1:
@@ -148,7 +148,8 @@ def _replaced(tree: Any, variable: Any, meaning: Any) -> Any:
     return tvm_ffi.structural_map(tree, (tirx.Var, lambda one: value if one.same_as(variable) else one), order="post")
 
 
-def _loads(tree: Any) -> list[Any]:
+def loads_of(tree: Any) -> list[Any]:
+    """All loads in a tree of expressions or statements."""
     found: list[Any] = []
     tvm_ffi.structural_walk(tree, (TensorLoad, found.append))
     return found

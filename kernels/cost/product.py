@@ -19,6 +19,7 @@ _L2_SHARE = 0.625  # of L2 that a block's rows of A may take; a panel of B takes
 _SCORE_CYCLES = 0.6  # of a vector operation on scores
 _TRANSPOSED_CYCLES = 2.0  # of a word of K that is packed
 _ROUGH_POWER = 13.0  # instructions of an exponential whose error is that of bfloat16
+_IN_PLACE_CYCLES = 5.0, 0.1  # of a key by tiles: its scores are transposed; of a number of it or its value
 _BLOCK_SHARE = 0.5  # of L2 for a block of result rows, which the row part reads from there
 _MIN_BLOCK_ROWS = 32  # rows a thread from which on FMAs with a vector of weights take longer than loading it
 
@@ -122,11 +123,24 @@ def attention_cycles(
     first = product_estimate(queries, keys, depth, machine, k_pack=k_pack, unit=unit).cycles
     second = product_estimate(queries, width, keys, machine, k_pack=k_pack, unit=unit).cycles
     laid_out = keys * (_TRANSPOSED_CYCLES * depth / k_pack + 2 * width / machine.lanes) if is_packed else 0.0
+    scores = queries * _softmax_cycles(keys, machine, among, is_rough=is_rough)
+    return batch * (seen * (first + second + scores) + laid_out)
+
+
+def attention_in_place_cycles(
+    batch: int, shared: int, size: tuple[int, int, int, int], machine: Machine, among: LoopBody
+) -> float:
+    """The same where a tile unit reads K and V of `shared` heads with few queries in place, for all of them at once."""
+    queries, keys, depth, width = size
+    products = keys * (_IN_PLACE_CYCLES[0] + _IN_PLACE_CYCLES[1] * (depth + width))
+    return batch * (products / shared + queries * _softmax_cycles(keys, machine, among, is_rough=True))
+
+
+def _softmax_cycles(keys: int, machine: Machine, among: LoopBody, *, is_rough: bool) -> float:
+    """Of a row of scores, whose results are scaled in the end."""
     power = LoopBody(_ROUGH_POWER if is_rough else instructions_of("ExpNonpositive"))
     top, total, _ = softmax_passes(LoopBody(loads=1), LoopBody(), power, is_logarithm=False)
-    passes = replace(top, body=top.body + among), total  # rows of the result are scaled
-    scores = queries * row_cycles(passes, ceil(keys / machine.lanes), machine.lanes, machine)
-    return batch * (seen * (first + second + scores) + laid_out)
+    return row_cycles((replace(top, body=top.body + among), total), ceil(keys / machine.lanes), machine.lanes, machine)
 
 
 def tiled_attention_cycles(

@@ -93,6 +93,11 @@ def scaled(factor: float) -> Step:
     return lambda tape, x: tape.binary("Mul", x, tape.literal(np.float64(factor)))
 
 
+def hidden(keep: np.ndarray, least: float = -np.inf) -> Step:
+    """Adds 0 where `keep`, else `least`."""
+    return masked(np.where(keep, 0.0, least))
+
+
 def masked(mask: np.ndarray) -> Step:
     return lambda tape, x: tape.binary("Add", x, tape.input(mask))
 
@@ -170,9 +175,18 @@ def split_projections() -> Case:
     return tape.case(merged(tape, tape.binary("MatMul", tape.softmax(scores), v)), "split")
 
 
-def grouped_queries(queries: int, score_step: Step = plain, key_step: Step = plain, *, keys: int = 11, depth: int = 8) -> Case:
+def grouped_queries(
+    queries: int,
+    score_step: Step = plain,
+    key_step: Step = plain,
+    *,
+    keys: int = 11,
+    depth: int = 8,
+    dtype: str = "float32",
+    weight_step: Step = plain,
+) -> Case:
     """Six query heads read two heads of keys and values, repeated by Expand and Reshape as HF does."""
-    tape = Tape()
+    tape = Tape(dtype)
     q = heads_of(tape, tape.input((2, queries, 6 * depth)), 6, 0, 2, 1, 3)
 
     def repeated(x: str) -> str:
@@ -183,7 +197,8 @@ def grouped_queries(queries: int, score_step: Step = plain, key_step: Step = pla
 
     k, v = (repeated(heads_of(tape, tape.input((2, keys, 2 * depth)), 2, 0, 2, 1, 3)) for _ in range(2))
     scores = score_step(tape, tape.binary("MatMul", q, tape.transpose(key_step(tape, k), 0, 1, 3, 2)))
-    return tape.case(merged(tape, tape.binary("MatMul", tape.softmax(scores), v)), f"grouped, {queries}")
+    weights = weight_step(tape, tape.softmax(scores))
+    return tape.case(merged(tape, tape.binary("MatMul", weights, v)), f"grouped, {queries}, {keys}, {depth}")
 
 
 def flat_heads() -> Case:

@@ -12,7 +12,7 @@ from prefuse.kernels.attention.pattern import Attention, attention_of
 from prefuse.tests.sample import dealt, every
 
 from ..harness import LEVELS, Case, check, check_in_turn, run, target_of
-from .attention_cases import Step, Tape, attend, chosen, guarded, guarded_by, masked
+from .attention_cases import Step, Tape, attend, chosen, guarded, guarded_by, hidden, masked
 from .test_paired_attention import LEVEL as PAIRS
 from .test_paired_attention import paired
 
@@ -21,10 +21,6 @@ LEAST = float(np.finfo(np.float32).min)
 
 def causal(queries: int, keys: int) -> np.ndarray:
     return np.tri(queries, keys, keys - queries, dtype=bool)
-
-
-def hidden(keep: np.ndarray, value: float = -np.inf) -> Step:
-    return masked(np.where(keep, 0.0, value))
 
 
 def cases() -> list[Case]:
