@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
-from ..runtime.symbolic.sizes import greatest_of
+from ..runtime.symbolic.sizes import Domain, greatest_of
 from ..runtime.target import Target
 from .attention import attention, attention_decode_gpu, attention_gpu, attention_mma_gpu, linear_attention
 from .codegen.grids import UncutError
@@ -62,6 +62,7 @@ from .template.values import (
     read_narrow,
     read_weights,
 )
+from .versions import described, versions_of, with_versions
 
 _MAX_ELEMENTS = 2**31 - 1
 _MOST_TIMES = 3.0  # the least time predicted, beyond which a candidate is not measured
@@ -173,10 +174,29 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
         built = _emit(candidate, target) if domain is None else write_symbolic(partial(_written, name, group, target), domain)
         if isinstance(built, BuiltKernel):
             refused |= {other: _dearer(one, candidate, target) for other, one in ranked if other != name and other not in refused}
+            if domain is not None and _wanted(group) is None:
+                built, versions = _with_versions(built, name, group, target, domain)
+                refused |= versions
             ignored_choices = _ignored(group.configuration, built, refused)
             return replace(built, refused=tuple(refused.items()), ignored=ignored_choices, estimate=candidate.estimate)
         refused[name] = built.reason
     return tuple(refused.items())
+
+
+def _with_versions(
+    built: BuiltKernel, name: str, group: Group, target: Target, domain: Domain
+) -> tuple[BuiltKernel, dict[str, str]]:
+    """A kernel with the versions of it that other sizes are worth, and what these are for, by their templates."""
+
+    def times_at() -> dict[str, float]:
+        ranked, _ = candidates(group, target)
+        return {other: one.estimate.wall_cycles(target.machine) for other, one in ranked}
+
+    versions = versions_of(group, domain, name, times_at)
+    if len(versions) == 1:
+        return built, {}
+    found = with_versions(built, group, target, domain, versions, lambda other: _written(other, group, target))
+    return found, {} if found is built else described(versions, name)
 
 
 def _written(name: str, group: Group, target: Target) -> BuiltKernel | Refusal:

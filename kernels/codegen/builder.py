@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import tirx
 from tvm.ir import PointerType, PrimType
 
@@ -317,6 +318,20 @@ class KernelBuilder:
         function = tirx.PrimFunc(self._pointers(), body, ret_type=PrimType("int32"))
         return function.with_attr("tirx.noalias", not aliased).with_attr("s_tir", True)
 
+    def inline(self, function: Any, names: Sequence[str], workspace_bytes: int) -> None:
+        """Emit the body of a finished kernel, whose pointers are the parameters of these names, and the workspace, if any."""
+        self.workspace_bytes = max(self.workspace_bytes, workspace_bytes)
+        pointers = [self._parameters[name][0] for name in names] + [self._workspace] * (workspace_bytes > 0)
+        for variable, pointer in zip(function.params, pointers, strict=True):
+            self.emit(tirx.Bind(variable, tirx.reinterpret(variable.ty, pointer)))
+        body = function.body
+        while isinstance(body, tirx.AttrStmt):
+            body = body.body
+        *statements, result = body.seq
+        assert isinstance(result, tirx.Return), "a kernel ends with its result"
+        for statement in statements:
+            self.emit(statement)
+
     def _dimensions(self) -> list[Any]:
         """Loads of the dimensions that a call decides, and what is computed of them: through memory, so that TVM copies no
         expression, and LLVM keeps it in registers."""
@@ -363,12 +378,25 @@ def row_major(index: Sequence[Expr], shape: Sequence[int]) -> Expr:
     """Flat offset of an index."""
     offset: Expr = 0
     for i, extent in zip(index, shape, strict=True):
-        offset = offset * extent + i if not is_one(extent) else offset
+        if is_one(extent):
+            continue
+        whole = _divided_by(extent, offset, i) if isinstance(extent, Size) else None
+        offset = offset * extent + i if whole is None else whole
     return offset
 
 
+def _divided_by(extent: Size, quotient: Expr, remainder: Expr) -> Expr | None:
+    """What has been divided by an extent where these are its quotient and remainder, which TVM finds for constants only."""
+    if not (isinstance(quotient, tirx.Div) and isinstance(remainder, tirx.Mod)):
+        return None
+    parts = (quotient.a, remainder.a), (quotient.b, remainder.b), (quotient.b, lower_size(extent))
+    return quotient.a if all(tvm_ffi.structural_equal(*pair) for pair in parts) else None
+
+
 def unravel(offset: Expr, shape: Sequence[int]) -> Index:
-    """Index of a flat offset, which is not negative."""
+    """Index of a flat offset, which is not negative, nor beyond the last element."""
+    if len(shape) > 1 and is_one(shape[0]):
+        return (0, *unravel(offset, shape[1:]))
     index: list[Expr] = []
     is_known = isinstance(offset, int | Size)
     for extent in reversed(shape[1:]):
