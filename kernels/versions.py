@@ -28,7 +28,7 @@ from .template.values import anchors_of
 
 _ANCHORS = frozenset(["Conv", "ConvTranspose"])
 _PROBES = 7  # sizes at which templates are compared
-_WORTH = 1.1  # times as long as the best one takes what another version saves
+_WORTH = 1.25  # times as long as the best template takes what another version saves: estimates are within a fifth
 _WORTH_CYCLES = 10_000  # saved in a call, at least
 _MOST_VERSIONS = 3
 Times = Mapping[str, float]  # cycles, by template; the one to take comes first

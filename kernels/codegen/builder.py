@@ -12,7 +12,6 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import PointerType, PrimType
 
@@ -25,7 +24,7 @@ from ..formats.bfloat16 import is_rounding, rounded
 from ..formats.minifloat import is_coded
 from ..groups.configuration import Choice, Configuration
 from .cache_lines import bytes_to_line
-from .dimensions import lower_size, table_of_kernel
+from .dimensions import lower_size, symbolic_offset, table_of_kernel
 from .work_stealing import Shares
 
 Expr: TypeAlias = Any  # a tirx expression or a Python number; tvm ships no types
@@ -376,27 +375,16 @@ class KernelBuilder:
 
 def row_major(index: Sequence[Expr], shape: Sequence[int]) -> Expr:
     """Flat offset of an index."""
+    if any(isinstance(extent, Size) for extent in shape):
+        return symbolic_offset(index, shape)
     offset: Expr = 0
     for i, extent in zip(index, shape, strict=True):
-        if is_one(extent):
-            continue
-        whole = _divided_by(extent, offset, i) if isinstance(extent, Size) else None
-        offset = offset * extent + i if whole is None else whole
+        offset = offset * extent + i if not is_one(extent) else offset
     return offset
 
 
-def _divided_by(extent: Size, quotient: Expr, remainder: Expr) -> Expr | None:
-    """What has been divided by an extent where these are its quotient and remainder, which TVM finds for constants only."""
-    if not (isinstance(quotient, tirx.Div) and isinstance(remainder, tirx.Mod)):
-        return None
-    parts = (quotient.a, remainder.a), (quotient.b, remainder.b), (quotient.b, lower_size(extent))
-    return quotient.a if all(tvm_ffi.structural_equal(*pair) for pair in parts) else None
-
-
 def unravel(offset: Expr, shape: Sequence[int]) -> Index:
-    """Index of a flat offset, which is not negative, nor beyond the last element."""
-    if len(shape) > 1 and is_one(shape[0]):
-        return (0, *unravel(offset, shape[1:]))
+    """Index of a flat offset, which is not negative."""
     index: list[Expr] = []
     is_known = isinstance(offset, int | Size)
     for extent in reversed(shape[1:]):

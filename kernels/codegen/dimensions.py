@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any
 
+import tvm_ffi
 from tvm import tirx
 
 from ...runtime.plan import DIMENSIONS
-from ...runtime.symbolic.sizes import Domain, Size, SymbolicSizeError
+from ...runtime.symbolic.shapes import is_one
+from ...runtime.symbolic.sizes import Domain, Size, SizeLike, SymbolicSizeError
 
 _OPERATORS = {"//": tirx.floordiv, "%": tirx.floormod, "min": tirx.min, "max": tirx.max}
 
@@ -103,6 +105,45 @@ def _atom(kernel: _Kernel, text: str) -> Any:
         return kernel.dims.setdefault(text, tirx.Var(text, "int32"))
     operator, a, b = kernel.domain.atoms[text]
     return _OPERATORS[operator](*(lower_size(one) if isinstance(one, Size) else tirx.const(one, "int32") for one in (a, b)))
+
+
+def symbolic_offset(index: Sequence[Any], shape: Sequence[SizeLike]) -> Any:
+    """The flat offset of an index where a call decides extents, simplified as TVM does it only where these are constants.
+
+    Numbers come last, so that neighbours share the rest; quotient and remainder by an extent become again what was divided.
+    """
+    offset: Any = 0
+    number = 0
+    for i, extent in zip(index, shape, strict=True):
+        if is_one(extent):
+            continue
+        whole = _divided_by(extent, offset, i) if isinstance(extent, Size) and not number else None
+        if whole is not None:
+            offset = whole
+            continue
+        if isinstance(extent, Size):
+            offset, number = offset + number, 0
+        rest, more = _apart(i)
+        offset, number = offset * extent + rest, number * extent + more
+    return offset + number
+
+
+def _apart(sum_: Any) -> tuple[Any, int]:
+    """A sum without its numbers, and these."""
+    if isinstance(sum_, tirx.IntImm | int):
+        return 0, int(sum_)
+    if not isinstance(sum_, tirx.Add):
+        return sum_, 0
+    (a, x), (b, y) = _apart(sum_.a), _apart(sum_.b)
+    return (a + b, x + y) if x + y else (sum_, 0)
+
+
+def _divided_by(extent: Size, quotient: Any, remainder: Any) -> Any:
+    """What has been divided by an extent where these are its quotient and remainder, which TVM finds for constants only."""
+    if not (isinstance(quotient, tirx.Div) and isinstance(remainder, tirx.Mod)):
+        return None
+    parts = (quotient.a, remainder.a), (quotient.b, remainder.b), (quotient.b, lower_size(extent))
+    return quotient.a if all(tvm_ffi.structural_equal(*pair) for pair in parts) else None
 
 
 Size.lower = staticmethod(lower_size)

@@ -354,7 +354,7 @@ class _Convolution:
         """Image and spatial index of a position of a line."""
         if not self._is_flat():
             return number, *lead, position
-        if self.is_last:
+        if self.is_last and not is_one(self.images):
             return unravel(position, (self.images, *self.window.outputs))
         return number, *unravel(position, self.window.outputs)
 

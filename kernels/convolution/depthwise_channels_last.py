@@ -14,19 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, prod
 
 from tvm import tirx
 
 from ...runtime.symbolic.sizes import Size, SizeLike, estimating, greatest_of, maximum_of, minimum_of
-from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, int32_of, row_major, unravel
 from ..codegen.work_stealing import share
 from ..formats.bfloat16 import high, low
 from ..groups.group import Op
 from ..microkernels.packing import PackPanels, pack_in_kernel
 from ..template.contract import Operand
+from ..template.kernel import maximum, minimum
 from ..template.loops import accumulator_type
 from ..template.values import GroupValues, Reader
 from .channels_last_form import ChannelsLast
@@ -147,7 +148,8 @@ class Depthwise:
         (first, length, is_inner), builder = segment, self.builder
         start, stop = share(*of, ceil(length / width))
         with builder.loop(stop - start, name="strip") as i:
-            column = builder.bind(tirx.min(first + (start + i) * width, first + length - width))
+            is_one_strip = isinstance(length, int) and length <= width
+            column = first if is_one_strip else builder.bind(tirx.min(first + (start + i) * width, first + length - width))
             self._strip(weights, line, column, width, is_inner=is_inner)
 
     def _inner_columns(self) -> tuple[SizeLike, SizeLike]:
@@ -162,18 +164,22 @@ class Depthwise:
         """The taps of a strip at the end of a row: those that all its positions have, and what each has before and after."""
         builder, window = self.builder, self.window
         step, before = window.strides[-1], window.begins[-1]
-        taps = [clipped_taps(builder, window, axis, builder.bind((column + i) * step - before)) for i in range(width)]
+        corners = [(column + i) * step - before for i in range(width)]
+        corners = [corner if isinstance(corner, int | Size) else builder.bind(corner) for corner in corners]
+        taps = [clipped_taps(builder, window, axis, corner) for corner in corners]
         begin = taps[0][0]  # later positions begin and end at no later tap
-        end = builder.bind(tirx.max(begin, taps[-1][1]))
+        end = builder.bind(maximum(begin, taps[-1][1]))
         own = [
             stretch
             for i, (first, last) in enumerate(taps)
             for stretch in (
-                _Stretch(range(i, i + 1), first, builder.bind(tirx.min(begin, last))),
-                _Stretch(range(i, i + 1), end, builder.bind(tirx.max(end, last))),
+                _Stretch(range(i, i + 1), first, builder.bind(minimum(begin, last))),
+                _Stretch(range(i, i + 1), end, builder.bind(maximum(end, last))),
             )
         ]
-        return [_Stretch(range(width), begin, end), *(own if width > 1 else ())]
+        found = [_Stretch(range(width), begin, end), *(own if width > 1 else ())]
+        # As expressions, also where they are numbers: those are of whole windows.
+        return [replace(one, begin=int32_of(one.begin), end=int32_of(one.end)) for one in found]
 
     def _strip(self, weights: Buffer, line: _Line, column: Expr, width: int, *, is_inner: bool) -> None:
         """`width` neighbouring positions of a row, for all channels."""

@@ -7,6 +7,7 @@ from math import gcd
 
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import Size, maximum_of, minimum_of
 from ..codegen.builder import Expr, KernelBuilder
 from ..cost.convolution import share_met
 from ..groups.group import Group, Op
@@ -115,8 +116,9 @@ def clipped_taps(
     that do for any window from `corner` to `last`.
     """
     dilation, kernel = window.dilations[dimension], window.kernel[dimension]
-    begin = tirx.floordiv(dilation - 1 - (corner if last is None else last), dilation)
-    begin = tirx.min(tirx.max(begin, 0), kernel)
-    end = tirx.min(tirx.floordiv(window.inputs[dimension] - corner + dilation - 1, dilation), kernel)
-    begin = builder.bind(begin)
-    return begin, builder.bind(tirx.max(end, begin))
+    before, behind = dilation - 1 - (corner if last is None else last), window.inputs[dimension] - corner + dilation - 1
+    if isinstance(before, int | Size) and isinstance(behind, int | Size):  # at an edge they are numbers for all sizes
+        first = minimum_of(maximum_of(before // dilation, 0), kernel)
+        return builder.bind(first), builder.bind(maximum_of(minimum_of(behind // dilation, kernel), first))
+    begin = builder.bind(tirx.min(tirx.max(tirx.floordiv(before, dilation), 0), kernel))
+    return begin, builder.bind(tirx.max(tirx.min(tirx.floordiv(behind, dilation), kernel), begin))

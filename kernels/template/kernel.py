@@ -215,3 +215,7 @@ def epilogue_operands(builder: KernelBuilder, group: Group, anchor: Op) -> tuple
 
 def minimum(a: Expr, b: Expr) -> Expr:
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else tirx.min(a, b)
+
+
+def maximum(a: Expr, b: Expr) -> Expr:
+    return max(a, b) if isinstance(a, int) and isinstance(b, int) else tirx.max(a, b)
