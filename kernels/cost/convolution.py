@@ -36,7 +36,7 @@ _CLEARLY = 1.5  # times as long: by so much orders of loops must differ before t
 _NEAR_BYTES = 512 * 1024  # of weights that stay near from one output row to the next
 _SHORT_SUMS = 256  # multiply-adds of a sum of whose results stores are worth being contiguous
 _PREFETCHED_BYTES = 256 * 1024  # of weights above which each tile prefetches its share of the next panel
-_MOST_HEIGHTS, _WORTH_A_HEIGHT = 10, 0.995  # of tiles, each with code of its own; of the time, which another one must save
+_MOST_HEIGHTS, _WORTH_A_HEIGHT = 8, 0.99  # of tiles, each with code of its own; of the time, which another one must save
 _MOST_COUNTS = 24  # of rows that heights are chosen for
 _PANEL_SHARE, _LEAST_PANEL_BYTES = 0.375, 384 * 1024  # of L2: a panel that stays there while the next one is prefetched beside it
 
