@@ -173,10 +173,11 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
     for name, candidate in ranked:
         built = _emit(candidate, target) if domain is None else write_symbolic(partial(_written, name, group, target), domain)
         if isinstance(built, BuiltKernel):
-            refused |= {other: _dearer(one, candidate, target) for other, one in ranked if other != name and other not in refused}
+            versions: dict[str, str] = {}
             if domain is not None and _wanted(group) is None:
-                built, versions = _with_versions(built, name, group, target, domain)
-                refused |= versions
+                built, versions = _with_versions(built, name, group, target, domain, refused.keys())
+            refused |= {other: _dearer(one, candidate, target) for other, one in ranked if other != name and other not in refused}
+            refused |= versions
             ignored_choices = _ignored(group.configuration, built, refused)
             return replace(built, refused=tuple(refused.items()), ignored=ignored_choices, estimate=candidate.estimate)
         refused[name] = built.reason
@@ -184,13 +185,15 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
 
 
 def _with_versions(
-    built: BuiltKernel, name: str, group: Group, target: Target, domain: Domain
+    built: BuiltKernel, name: str, group: Group, target: Target, domain: Domain, refused: Set[str]
 ) -> tuple[BuiltKernel, dict[str, str]]:
-    """A kernel with the versions of it that other sizes are worth, and what these are for, by their templates."""
+    """A kernel with the versions of it that other sizes are worth, and what these are for, by their templates. Those that have
+    `refused` to be for all sizes are none."""
+    refused = frozenset(refused)
 
     def times_at() -> dict[str, float]:
         ranked, _ = candidates(group, target)
-        return {other: one.estimate.wall_cycles(target.machine) for other, one in ranked}
+        return {other: one.estimate.wall_cycles(target.machine) for other, one in ranked if other not in refused}
 
     versions = versions_of(group, domain, name, times_at)
     if len(versions) == 1:

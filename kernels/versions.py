@@ -189,6 +189,6 @@ def described(versions: Sequence[Version], taken: str) -> dict[str, str]:
     for version in versions:
         if version.template != taken:
             some = [f"more than {before:,}"] * (before > 0) + ([] if version.most is None else [f"up to {version.most:,}"])
-            found[version.template] = f"computes calls whose results have {' and '.join(some)} elements"
+            found[version.template] = f"only for calls whose results have {' and '.join(some)} elements"
         before = version.most or before
     return found

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
-import numpy as np
 from tvm import tirx
 
 from ..codegen.builder import Buffer, Expr, Index
@@ -256,9 +255,14 @@ def operands_of(form: Attention) -> Operands | Refusal:
 
 
 def _pitch(form: Attention, operand: InPlace) -> int | None:
-    """How far apart the lines of a head are, where all are equally far apart; of all heads."""
-    pitches = set()
-    for batch in {tuple(0 for _ in form.batch), tuple(n - 1 for n in form.batch)}:
-        offsets = np.array([int(operand.offset(batch, key, 0)) for key in range(form.keys)])
-        pitches.update(np.unique(np.diff(offsets)).tolist())
+    """How far apart the lines of a head are, where all are equally far apart; of all heads.
+
+    Views cut the keys into digits by their divisors, so that lines there tell of all.
+    """
+    places = {0, form.keys - 2, *(one - 1 for one in range(1, form.keys) if form.keys % one == 0)}
+    pitches = {
+        int(operand.offset(batch, place + 1, 0)) - int(operand.offset(batch, place, 0))
+        for batch in {tuple(0 for _ in form.batch), tuple(n - 1 for n in form.batch)}
+        for place in places
+    }
     return pitches.pop() if len(pitches) == 1 else None

@@ -16,7 +16,7 @@ from prefuse.runtime.target import AMX_EMULATED, Target
 
 from ..harness import Case, check, run, target_of
 from ..microkernels.amx_emulator import AMX, emulator, running_amx
-from .attention_cases import attend, grouped_queries, guarded, halved_and_guarded, hidden, masked, plain, scaled_keys
+from .attention_cases import Tape, attend, grouped_queries, guarded, halved_and_guarded, hidden, masked, plain, scaled_keys
 
 __all__ = ["emulator"]
 
@@ -99,6 +99,20 @@ def test_refusals(case: Case, why: str) -> None:
     reason = found(case)
     assert isinstance(reason, Refusal)
     assert why in str(reason)
+
+
+def test_keys_in_pages_have_no_pitch() -> None:
+    """Of each head, 16 keys at a time lie behind each other."""
+    tape = Tape("bfloat16")
+
+    def paged(x: str) -> str:
+        return tape.reshape(tape.transpose(x, 0, 2, 1, 3, 4), 1, 2, 64, 32)
+
+    q, k, v = tape.input((1, 2, 2, 32)), *(paged(tape.input((1, 4, 2, 16, 32))) for _ in range(2))
+    weights = tape.softmax(tape.binary("MatMul", q, tape.transpose(k, 0, 1, 3, 2)))
+    reason = found(tape.case(tape.binary("MatMul", weights, v)))
+    assert isinstance(reason, Refusal)
+    assert "no lines" in str(reason)
 
 
 def test_one_row_is_no_tile() -> None:
