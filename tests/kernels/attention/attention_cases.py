@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from prefuse.kernels.groups.group import Group, Op
 from prefuse.runtime.plan import TensorType
+from prefuse.runtime.target import AMX_EMULATED
 
-from ..harness import Case, type_of
+from ..harness import Case, check, run, target_of, type_of
+from ..microkernels.amx_emulator import AMX, running_amx
 
 Step = Callable[["Tape", str], str]  # from a value to one that is made of it
 
@@ -238,3 +241,13 @@ def one_matrix() -> Case:
 def scaled_keys(tape: Tape, x: str) -> str:
     """Heads that read the same keys, each at its own scale."""
     return tape.binary("Mul", x, tape.input((6, 1, 1)))
+
+
+def check_instructions(tried: Sequence[Case], number: int, emulator: ctypes.CDLL | None) -> None:
+    """Cases by the instructions of AMX, one of which must have the bits of the loops that stand for them."""
+    run(tried[number : number + 1], target_of(AMX_EMULATED))
+    loops = tried[number].got[0]
+    with running_amx(emulator) as counts:
+        check(tried, AMX)
+    assert counts is None or counts["tdpbf16ps"] > counts["tilezero"] == counts["tilestored"] > 0
+    np.testing.assert_array_equal(tried[number].got[0], loops)
