@@ -95,9 +95,9 @@ def compile_model(
         if checked.states:
             fix = "register them as buffers and change these in forward(): the buffers that it changes are states"
             raise OptionError("states", "a module has no names for its outputs", fix)
-        if "dims" not in options:
+        if options.get("dims") is None:
             return _specialized(SpecializedModel(ModuleSource(model, builder, build)), inputs)
-    if "dims" in options:
+    if options.get("dims") is not None:
         return compile_ranges(model, inputs, options["dims"], builder)
     return _compile_graph(model, inputs, builder)
 

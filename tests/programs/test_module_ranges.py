@@ -248,6 +248,13 @@ class Counter(nn.Module):
         return x * self.sum
 
 
+def test_none_is_no_range() -> None:
+    """As if the option were left out: sizes of the call."""
+    net = prefuse.compile(nn.Linear(3, 2), (torch.ones(4, 3),), dims=None)
+    assert not isinstance(net, SymbolicModel)
+    assert net(torch.ones(4, 3)).shape == (4, 2)
+
+
 def test_states_are_refused() -> None:
     with pytest.raises(OptionError, match="with states"):
         compiled(Counter(), torch.ones(3, 4), dims={"x": {0: (2, 8)}})
