@@ -129,9 +129,8 @@ class FewQueries:
             square = builder.local(ROWS * WORDS, "int32", "square")
             for row in range(ROWS):
                 with builder.loop(WORDS, "vectorized", "lane") as lane:
-                    is_there = row < self.count
-                    word = queries.buffer[queries.base + row * queries.pitch + step * WORDS + lane] if is_there else 0
-                    builder.store(square, row * WORDS + lane, word if is_there else tirx.const(0, "int32"))
+                    at = queries.base + row * queries.pitch + step * WORDS + lane
+                    builder.store(square, row * WORDS + lane, queries.buffer[at] if row < self.count else tirx.const(0, "int32"))
             self._store_square(transposed(builder, square, ROWS), tiles, builder.bind(tiles.base + step * TILE_WORDS))
 
     def _store_square(self, square: Buffer, to: Scratch, base: Expr) -> None:
@@ -200,16 +199,17 @@ class FewQueries:
 
 @dataclass(frozen=True)
 class InPlace:
-    """K or V in memory: a line is the neighbouring bfloat16 numbers of a key, and lines of a head are `pitch` numbers apart."""
+    """K or V in memory: a line is the `length` neighbouring bfloat16 numbers of a key, lines of a head are `pitch` apart."""
 
     located: Located
     is_transposed: bool  # of the product's operand, lines are columns
+    length: int
     pitch: int
 
     @property
     def ahead(self) -> int:
         """Lines by which prefetches run ahead."""
-        return ceil(AHEAD_BYTES / (2 * self.pitch))
+        return ceil(AHEAD_BYTES / (2 * self.length))
 
     def bits(self, blocks: QueryBlocks) -> Buffer:
         name = self.located.source
@@ -241,16 +241,17 @@ def operands_of(form: Attention) -> Operands | Refusal:
     if form.weighs_probabilities and form.guard is None:
         return Refusal("probabilities are weighed")
     found = []
-    for product, is_transposed, length in ((form.scores, True, DEPTH), (form.product, False, COLUMNS)):
+    of_products = (form.scores, True, form.depth, DEPTH), (form.product, False, form.width, COLUMNS)
+    for product, is_transposed, length, run in of_products:
         located = locate(form, product, 1)
         if isinstance(located, Refusal):
             return located
         if located.is_scaled or types[located.source].dtype != "bfloat16":
             return Refusal(f"{located.source} is no tensor of bfloat16 numbers")
-        pitch = _pitch(form, InPlace(located, is_transposed, 0))
-        if pitch is None or not located.has_runs(length, along_rows=not is_transposed):
-            return Refusal(f"{located.source} has no lines of {length} neighbours")
-        found.append(InPlace(located, is_transposed, pitch))
+        pitch = _pitch(form, InPlace(located, is_transposed, length, 0))
+        if pitch is None or not located.has_runs(run, along_rows=not is_transposed):
+            return Refusal(f"{located.source} has no lines of {run} neighbours")
+        found.append(InPlace(located, is_transposed, length, pitch))
     return Operands(*found)
 
 

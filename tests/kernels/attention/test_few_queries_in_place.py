@@ -104,6 +104,25 @@ def test_refusals(case: Case, why: str) -> None:
     assert why in str(reason)
 
 
+def test_one_key_for_all_places() -> None:
+    """Keys that an Expand repeats are no distance apart; prefetches run ahead by bytes that are read, not by distances."""
+    tape = Tape("bfloat16")
+
+    def repeated(x: str) -> str:
+        shape = (1, 2, 64, 32)
+        return tape.add("Expand", [x, tape.literal(np.array(shape))], np.broadcast_to(tape.values[x], shape))
+
+    q, k, v = tape.input((1, 2, 2, 32)), *(repeated(tape.input((1, 2, 1, 32))) for _ in range(2))
+    weights = tape.softmax(tape.binary("MatMul", q, tape.transpose(k, 0, 1, 3, 2)))
+    case = tape.case(tape.binary("MatMul", weights, v))
+    operands, apart = found(case), found(narrow(1))
+    assert isinstance(operands, Operands)
+    assert isinstance(apart, Operands)
+    assert (operands.keys.pitch, apart.keys.pitch) == (0, 64)
+    assert operands.keys.ahead == apart.keys.ahead == 64
+    check([case], target_of(AMX_EMULATED))
+
+
 def test_keys_in_pages_have_no_pitch() -> None:
     """Of each head, 16 keys at a time lie behind each other."""
     tape = Tape("bfloat16")
