@@ -253,7 +253,8 @@ def test_none_is_no_range() -> None:
     net = prefuse.compile(nn.Linear(3, 2), (torch.ones(4, 3),), dims=None)
     assert not isinstance(net, SymbolicModel)
     y = net(torch.ones(4, 3))
-    assert isinstance(y, Tensor) and y.shape == (4, 2)
+    assert isinstance(y, Tensor)
+    assert y.shape == (4, 2)
 
 
 def test_states_are_refused() -> None:
