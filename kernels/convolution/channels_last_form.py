@@ -83,6 +83,12 @@ class ChannelsLast:
         """A reader with new GroupValues at every element, as those of a prologue are bound in the loop body around it."""
         return lambda index: GroupValues(self.outer, builder).read(parameter, _turned(index))
 
+    @property
+    def operand_bytes(self) -> dict[str, int]:
+        """Bytes of the anchor's image and weights, by "image" and "weights"; those of the hint, where calls decide."""
+        kinds = zip(("image", "weights"), self.anchor.inputs, strict=False)
+        return {operand: self.inner.types[name].hinted.size_bytes for operand, name in kinds}
+
     def is_computed(self) -> bool:
         """Whether the anchor's first operand has a prologue."""
         name = self.anchor.inputs[0]

@@ -46,7 +46,6 @@ from .tile_loops import deal, each_height
 from .window import Window, clipped_taps, read_window, share_of_padding
 from .zero_points import ImageZero
 
-_WORK_PER_OPERATION = 16
 # Bytes, no share of L2: best on cores of 1 MiB (Zen 4, Zen 5) and of 512 KiB, where half as much made layers of VGG-16 and
 # ResNet-18 9 to 25% slower.
 _FAR_BYTES = 3 * 512 * 1024  # of weights beyond which they are prefetched within a panel
@@ -204,8 +203,8 @@ class _Convolution:
             extents = {"image": images, "line": lines, "group": self.groups, "m": -(-rows // tile.rows), "n": panels}
             prefetched = self._prefetched(order, extents, prod(depth) * tile.columns)
             product = _Product(image, weights, tile, depth, rows, extents, prefetched, first_sums)
-            work = flops // _WORK_PER_OPERATION
-            deal(builder, {axis: extents[axis] for axis in order}, work, lambda place: self._tile(product, place))
+            loops, sizes = {axis: extents[axis] for axis in order}, self.form.operand_bytes
+            deal(builder, loops, flops, sizes, lambda place: self._tile(product, place))
 
         heights = {tile.rows: 1}
         if isinstance(rows, Size):

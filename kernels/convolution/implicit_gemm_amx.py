@@ -19,8 +19,8 @@ from ...runtime.symbolic.sizes import Size, SizeLike, estimating, greatest_of, h
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, unravel
 from ..codegen.work_stealing import Shares
-from ..cost.amx import OVERLAP, STREAMED_SHARE, memory_share, tile_convolution_cycles
-from ..cost.estimate import Estimate, epilogue_cycles
+from ..cost.amx import OVERLAP, STREAMED_SHARE, BlockWalk, memory_share, tile_convolution_cycles
+from ..cost.estimate import Estimate, bytes_of_values, epilogue_cycles
 from ..formats.format import BF16X1, Format, formats_for
 from ..microkernels.amx_blocks import (
     AmxMicroKernel,
@@ -42,12 +42,10 @@ from .amx_input import TiledImage, WindowProduct, of_volume
 from .channels_last_form import ChannelsLast, estimate_with_bytes, extents_of
 from .zero_points import zero_point_of
 
-_NEAR_SHARE = 0.5  # of L2, for weights that stay there from one block of positions to the next
 _BAND_SHARE = 0.75  # of L2, for weights and a band of rows
 _BAND_WEIGHTS = 0.25  # of L2, for weights alone: with more, bands were slower
 _BAND_MOST = 1.25  # of L2, where fewer rows would mostly be copied twice
 _BANDED = 2.0  # times L2, of a thread's part of a copy, beyond which bands are made; below, they were as fast or slower
-_STREAMED_SHARE = 1 / 16  # of L2, for weights that are worth prefetching from memory
 _WORK_PER_DOT = 16  # cycles of a product of two tiles
 
 
@@ -100,11 +98,25 @@ def tiles_estimate(form: ChannelsLast, target: Target, image: TiledImage) -> Est
         is_narrow=image.source.dtype != "float32",
         beside=epilogue_cycles(form.inner, target.machine, form.anchor),
     )
+    if not image.band:
+        cycles += _walk(form, target, image).cycles(target.machine)
     estimate = estimate_with_bytes(form, cycles, unit="tile")
     # A few blocks of rows prefetch a panel of several terms too late.
     is_prefetched = image.terms == 1 or extents_of(form).rows * extents_of(form).columns > 4 * LINES
     share = memory_share(image.terms, is_prefetched=is_prefetched)
     return replace(estimate, overlap=OVERLAP if is_prefetched else 0.0, memory_share=share)
+
+
+@estimating
+def _walk(form: ChannelsLast, target: Target, image: TiledImage) -> BlockWalk:
+    one, bits = extents_of(form), image.product.bits
+    beside = bytes_of_values(form.outer)
+    source = form.operands.get(form.anchor.inputs[0], form.anchor.inputs[0])
+    streamed = sum(size for name, size in beside.items() if name not in form.outer.constants and name != source)
+    weights = form.inner.types[form.anchor.inputs[1]].elements * image.terms * bits // 8
+    rows = one.images * ceil(one.rows * one.columns / LINES)
+    columns = one.groups * one.phases * ceil(one.outputs / one.phases / LINES)
+    return BlockWalk(rows, columns, weights, image.elements * bits // 8, streamed, target.threads)
 
 
 def in_bands(form: ChannelsLast, image: TiledImage, products: Sequence[WindowProduct], target: Target) -> TiledImage:
@@ -160,12 +172,12 @@ class _Weights:
     """The packed weights of a product, as words.
 
     `excess` is how much a sum is more than that of elements less their zero point, for its matrix and output channel (matmul.py);
-    with `is_far` they are the outer loop.
+    with `by_panel` they are the outer loop, and prefetched.
     """
 
     buffer: Buffer
     excess: Excess | None
-    is_far: bool
+    by_panel: bool
 
 
 class TiledWindows:
@@ -224,7 +236,7 @@ class TiledWindows:
                 positions = tirx.Select(left > 0, left * image.extents[2] - (image.extents[2] - product.outputs[2]), 0)
                 rows = _Rows(copy, first, builder.bind(positions), at)
                 blocks = tirx.floordiv(rows.positions + (LINES - 1), LINES) * self._columns(product)
-                self._blocks(product, rows, replace(one, is_far=False), (0, builder.bind(blocks)), sums)
+                self._blocks(product, rows, replace(one, by_panel=False), (0, builder.bind(blocks)), sums)
 
     def _bands_of_image(self, products: Sequence[WindowProduct]) -> SizeLike:
         return ceil(reduce(maximum_of, [product.outputs[1] for product in products]) / self.image.band)
@@ -265,16 +277,8 @@ class TiledWindows:
         self.packed[key] = Operand(name, pack)
         words = pack.packed_type(self.form.inner.types[name]).elements // image.product.k_pack
         buffer = self.builder.parameter(key, words, "uint32")
-        return _Weights(buffer, self._excess(number, product), self._is_far(4 * words))
-
-    @estimating
-    def _is_far(self, weights_bytes: int) -> bool:
-        """Whether weights are the outer loop, so that each panel comes from memory once and is prefetched: they exceed L2, or are
-        large while the image stays in L2. In a model they come from memory at each call."""
-        l2, image = self.target.machine.l2, self.image
-        image_bytes = image.elements * image.product.bits // 8
-        is_near = image_bytes <= l2.part_bytes(_NEAR_SHARE)
-        return weights_bytes > l2.part_bytes(_STREAMED_SHARE if is_near else _NEAR_SHARE)
+        by_panel = _walk(self.form, self.target, self.image).goes_by_panel(self.target.machine)
+        return _Weights(buffer, self._excess(number, product), by_panel)
 
     # Zero points ------------------------------------------------------------------------------------------------------
 
@@ -296,10 +300,10 @@ class TiledWindows:
     # A block ----------------------------------------------------------------------------------------------------------
 
     def _blocks(self, product: WindowProduct, rows: _Rows, weights: _Weights, of: tuple[Expr, Expr], sums: Scratch) -> None:
-        """The blocks [begin, end) `of` the rows, with their epilogues. Far weights are the outer loop, and prefetched."""
+        """The blocks [begin, end) `of` the rows, with their epilogues."""
         builder, extents, (begin_at, end) = self.builder, self._extents(product), of
         axes: tuple[str, ...] = (
-            ("matrix", "n", "image", "plane", "m") if weights.is_far else ("image", "plane", "m", "matrix", "n")
+            ("matrix", "n", "image", "plane", "m") if weights.by_panel else ("image", "plane", "m", "matrix", "n")
         )
         axes = axes if rows.image is None else ("m", "matrix", "n")
 
@@ -312,7 +316,9 @@ class TiledWindows:
             return found if rows.image is None else {**found, "image": rows.image, "plane": 0}
 
         def multiply(block: Expr, first: Scratch | None, between: BlockEpilogue | None) -> None:
-            self._multiply(kernel, product, (rows, weights.buffer), place(block), sums, first, between, prefetches=weights.is_far)
+            self._multiply(
+                kernel, product, (rows, weights.buffer), place(block), sums, first, between, prefetches=weights.by_panel
+            )
 
         def epilogue(block: Expr) -> BlockEpilogue:
             return self._epilogue(product, rows, place(block), sums)

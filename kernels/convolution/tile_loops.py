@@ -10,10 +10,11 @@ from tvm import tirx
 from ...runtime.symbolic.sizes import Size, SizeLike
 from ..codegen.builder import Expr, KernelBuilder
 from ..codegen.work_stealing import Shares
-from ..microkernels.register_tile import split_options
+from ..microkernels.register_tile import WORK_PER_OPERATION, split_options
 
 _UNITS = 256  # of the most cycles that a tile takes, fewer for so many rows that what all take would be no int32
 _NEVER = 2**31 - 1
+_CUT = {"n": ("weights",), "phase": ("weights",), "group": ("image", "weights")}  # operands that a loop cuts, if not the image
 
 
 def each_height(builder: KernelBuilder, cycles: Mapping[int, int], rows: SizeLike, body: Callable[[int], None]) -> None:
@@ -42,13 +43,22 @@ def each_height(builder: KernelBuilder, cycles: Mapping[int, int], rows: SizeLik
             body(height)
 
 
-def deal(builder: KernelBuilder, extents: dict[str, SizeLike], work: SizeLike, body: Callable[[dict[str, Expr]], None]) -> None:
-    """`body` at each place of nested loops over `extents`, outermost first; the best balanced one is dealt to the threads.
+def deal(
+    builder: KernelBuilder,
+    extents: dict[str, SizeLike],
+    flops: SizeLike,
+    operands: Mapping[str, int],
+    body: Callable[[dict[str, Expr]], None],
+) -> None:
+    """`body` at each place of nested loops over `extents`, outermost first; the best one is dealt to the threads.
 
-    `work`: scalar operations of the whole.
+    `flops`: of the whole. `operands`: bytes of the image ("image") and of the weights ("weights"). A loop over "n" or phases cuts
+    the weights, one over groups both, any other the image.
     """
+    work = flops // WORK_PER_OPERATION
     threads = builder.threads_for(work)
-    split = builder.choose("split", split_options(list(extents), extents, threads))
+    cut = {axis: sum(operands[name] for name in _CUT.get(axis, ("image",))) for axis in extents}
+    split = builder.choose("split", split_options(list(extents), extents, threads, flops, cut, builder.machine))
     shares = Shares(builder, threads, extents[split], work)
     with ExitStack() as loops:
         thread = loops.enter_context(builder.loop(threads, "parallel", "thread"))

@@ -35,7 +35,6 @@ from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches
 from .window import Window, read_window
 from .zero_points import ImageZero
 
-_WORK_PER_OPERATION = 16
 _NEAR_SHARE = 0.25  # of L2, for a block of the input that stays there for all panels of weights, beside its results
 _MAX_PRODUCTS = 16  # each has code of its own
 
@@ -145,7 +144,7 @@ class _TransposedConvolution:
                 base, store = builder.bind(row * tile.columns), store_row(row)
                 each_column(builder, first, outputs, tile, lambda c: store(c, sums[base + c]))
 
-        deal_tiles = partial(self._deal, product, (images, lines, rows), panels, flops // _WORK_PER_OPERATION, emit_tile)
+        deal_tiles = partial(self._deal, product, (images, lines, rows), panels, flops, emit_tile)
         heights = {tile.rows: 1}
         if isinstance(rows, Size):
             heights = channels_last_heights(rows, vectors, outputs, max(prod(depth), 1), inputs, machine, pitch=pitch)
@@ -157,7 +156,7 @@ class _TransposedConvolution:
         product: PhaseProduct,
         positions: tuple[SizeLike, SizeLike, SizeLike],
         panels: int,
-        work: SizeLike,
+        flops: SizeLike,
         emit_tile: Callable[[Tile, SizeLike, dict[str, Expr]], None],
         tile: Tile,
     ) -> None:
@@ -168,7 +167,7 @@ class _TransposedConvolution:
         extents = {"image": images, "block": blocks, "group": self.groups, "phase": phases, "n": panels, "line": size}
         if is_lines:
             extents["m"] = ceil(rows / tile.rows)
-        deal(self.builder, extents, work, partial(emit_tile, tile, size))
+        deal(self.builder, extents, flops, self.form.operand_bytes, partial(emit_tile, tile, size))
 
     def _blocks(self, units: SizeLike, rows: SizeLike) -> tuple[SizeLike, SizeLike]:
         """Number of blocks, and units of each, into which `units` of `rows` rows are cut so that a block's input stays in L2."""

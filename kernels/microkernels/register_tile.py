@@ -125,7 +125,8 @@ def choose_tile(m: int, columns: int, depth: int, machine: Machine, **how: Any) 
 def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes: int) -> None:
     """Write the macro-kernel: the loops over batches and register tiles, dealt to the threads.
 
-    The outer loop traverses the larger operand (`a_bytes`, `b_bytes`), so that it is read once and the other stays in cache.
+    The outer loop traverses the larger operand (`a_bytes`, `b_bytes`), so that it is read once and the other stays in cache; it
+    is cut between the threads, too, unless another loop is clearly better balanced.
     """
     tile, plane = product.tile, product.plane
     if isinstance(plane.columns, Size) and not product.b_padded and least_of(plane.columns) < tile.columns:
@@ -147,7 +148,8 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
     )
     order = builder.choose("order", loop_orders(order, extents))
     threads = builder.threads_for(product.flops // WORK_PER_OPERATION)
-    split = builder.choose("split", split_options(order, extents, threads))
+    cut = {"batch": a_bytes + b_bytes, "m": a_bytes, "n": b_bytes}
+    split = builder.choose("split", split_options(order, extents, threads, product.flops, cut, builder.machine))
     # Each panel meets all tiles of rows, on one thread: these may divide among them what is to be done for the next one.
     parts = hint_of(extents["m"]) if order[-2:] == ["n", "m"] and (threads == 1 or split != "m") else 1
     shares = Shares(builder, threads, extents[split], product.flops // WORK_PER_OPERATION)
@@ -169,10 +171,21 @@ def loop_orders(order: Sequence[str], extents: Mapping[str, int]) -> dict[str, l
 
 
 @estimating
-def split_options(order: Sequence[str], extents: Mapping[str, int], threads: int) -> dict[str, str]:
-    """The loops that may be dealt to threads, the best balanced first and, of equally balanced ones, the outermost."""
+def split_options(
+    order: Sequence[str], extents: Mapping[str, int], threads: int, flops: int, cut: Mapping[str, int], machine: Machine
+) -> dict[str, str]:
+    """The loops that may be dealt to threads, the fastest first and, of equally fast ones, the outermost: by the operations of
+    the thread that has most, and by what it reads. `cut`: bytes of operands of which a thread reads its share alone, by loop; of
+    others each reads all, what another thread wrote from its L2 or from L3."""
     often = [axis for axis in order if extents[axis] > 1] if threads > 1 else []
-    ranked = sorted(often, key=lambda axis: (ceil(extents[axis] / threads) * threads / extents[axis], order.index(axis)))
+    cycles = flops / (2 * machine.multiply_adds * machine.lanes)
+
+    def seen(axis: str) -> float:
+        """Cycles that depend on the loop."""
+        most = ceil(extents[axis] / threads) / extents[axis]
+        return most * cycles - (1 - 1 / threads) * cut.get(axis, 0) / machine.l3.bytes_per_cycle
+
+    ranked = sorted(often, key=lambda axis: (seen(axis), order.index(axis)))
     return {axis: axis for axis in ranked or order[:1]}
 
 

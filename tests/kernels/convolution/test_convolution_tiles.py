@@ -12,6 +12,7 @@ import pytest
 from prefuse.kernels.convolution import convolution_tiles, implicit_gemm_amx
 from prefuse.kernels.convolution.amx_input import TiledImage
 from prefuse.kernels.cost import amx as tile_costs
+from prefuse.kernels.cost.amx import BlockWalk
 from prefuse.kernels.microkernels import amx_blocks
 from prefuse.kernels.registry import build_kernel, candidates
 from prefuse.kernels.template.contract import BuiltKernel, Refusal
@@ -186,10 +187,10 @@ def test_large_images_are_copied_in_bands() -> None:
     assert rows(400, 150, weights_bytes=l2) == rows(400, 4000) == 0
 
 
-@pytest.mark.parametrize("share", ["_NEAR_SHARE", "_STREAMED_SHARE"])
-def test_weights_are_walked_first(share: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights beyond L2, and large ones by a small image; fewer blocks a panel than it has lines a step, and more."""
-    monkeypatch.setattr(implicit_gemm_amx, share, 0.0)
+@pytest.mark.parametrize("by_panel", [False, True])
+def test_orders_of_blocks(by_panel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights or positions outermost; fewer blocks a panel than it has lines a step, and more."""
+    monkeypatch.setattr(BlockWalk, "goes_by_panel", lambda *_: by_panel)
     cases = convolution((2, 40, 9, 9), 70, 3, 1, 1), transposed((2, 40, 3, 5, 4), 70, 2, 2), convolution((1, 64, 70, 33), 40, 1)
     check([tiled(case) for case in cases], target_of(AMX_EMULATED))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from prefuse.kernels.cost.amx import memory_share, tile_product_cycles, tile_step_cycles
+from prefuse.kernels.cost.amx import BlockWalk, memory_share, tile_product_cycles, tile_step_cycles
 from prefuse.runtime.hardware.machine import Machine, row
 
 RAPIDS = row("sapphire-rapids", 16)
@@ -97,3 +97,17 @@ def test_gates_evict_each_other_s_sums() -> None:
 def test_three_terms_are_more_bytes() -> None:
     assert [memory_share(terms, is_prefetched=True) for terms in (1, 2, 3)] == pytest.approx([1.0, 1.0, 2 / 3])
     assert memory_share(1, is_prefetched=False) < 1.0
+
+
+def test_the_loop_around_blocks_is_over_what_costs_less_to_wait_for() -> None:
+    """Convolutions of ResNet-50, of three terms: with wide results and few weights; into few channels, whose image another core
+    wrote in part; and a window whose weights are more than L2."""
+    mib = 1 << 20
+    wide = BlockWalk(25, 16, 0.38 * mib, 0.57 * mib, 3.1 * mib, threads=1)
+    deep = BlockWalk(7, 8, 1.5 * mib, 1.15 * mib, 0.2 * mib, threads=1)
+    window = BlockWalk(7, 8, 3.4 * mib, 0.3 * mib, 0.2 * mib, threads=2)
+    assert not wide.goes_by_panel(RAPIDS)
+    assert deep.goes_by_panel(RAPIDS)
+    assert not replace(deep, threads=2).goes_by_panel(RAPIDS)
+    assert window.goes_by_panel(RAPIDS)
+    assert wide.cycles(RAPIDS) < deep.cycles(RAPIDS) < window.cycles(RAPIDS)

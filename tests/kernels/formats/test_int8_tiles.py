@@ -11,6 +11,7 @@ import tvm
 from prefuse.compiler.lowering.native import compile_module
 from prefuse.kernels.convolution import convolution_tiles, implicit_gemm_amx
 from prefuse.kernels.cost import amx as tile_costs
+from prefuse.kernels.cost.amx import BlockWalk
 from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.linalg import matmul_tiles
 from prefuse.kernels.registry import build_kernel
@@ -109,8 +110,8 @@ def test_transposed_convolutions(dtype: str, zero: int | None, level: str) -> No
 
 
 @pytest.mark.parametrize("level", TILES)
-def test_weights_beyond_the_second_cache(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(implicit_gemm_amx, "_NEAR_SHARE", 0.0)
+def test_weights_outermost(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockWalk, "goes_by_panel", lambda *_: True)
     case = convolution_case("uint8", 9, 70, 3, 1, 1, 1, outputs=70)
     check([channels_last(case, template="convolution_tiles")], target_of(level))
 
@@ -221,8 +222,9 @@ def test_weights_that_l2_would_hold_are_prefetched_too(columns: int, is_prefetch
     assert ("prefetcht" in text) == is_prefetched
 
 
-def test_an_image_is_streamed_where_each_position_is_read_once() -> None:
-    sizes = {1: (1024, 160), 3: (128, 128)}  # channels and outputs: weights that are prefetched, as they come from memory
+def test_an_image_is_streamed_where_each_position_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockWalk, "goes_by_panel", lambda *_: True)
+    sizes = {1: (1024, 160), 3: (128, 128)}  # channels and outputs
     cases = [convolution_case("uint8", 3, a, k, k // 2, 1, 1, outputs=b, plane=(14, 14)) for k, (a, b) in sizes.items()]
     counts = [assembly(channels_last(case, template="convolution_tiles")).count("tileloaddt1") for case in cases]
     assert counts[0] > 0
