@@ -42,7 +42,7 @@ _VECTOR_CYCLES = 1.0  # of 16 sums: loaded, and stored as a result, beside the o
 _SEEN = 0.25  # of the vectors of an epilogue between products
 _HIDDEN_CYCLES = 5.0  # of a vector, at most: of longer epilogues (GELU) the reorder buffer has no room for more beside tiles
 
-_KEPT_WEIGHTS, _KEPT_IMAGE = 0.8, 0.5  # of L2, that stay there from one trip to the next
+_KEPT_WEIGHTS, _KEPT_IMAGE = 0.8, 0.75  # of L2, that stay there from one trip to the next
 # Of the cycles in which L3 gives as many bytes in order (BlockWalk).
 _WEIGHTS_WAIT, _IMAGE_WAIT, _BESIDE_WAIT, _FAR_BESIDE_WAIT = 1.2, 3.6, 0.9, 1.8
 
