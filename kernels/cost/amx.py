@@ -29,8 +29,8 @@ _TILE_LINES = 16
 _TILE_BYTES = 1024
 _SUMS_BYTES = 4096  # of a block
 _TERM_PRODUCTS = {1: (1, 1, 1), 2: (3, 2, 2), 3: (6, 3, 4)}  # by terms: their products, loads of a term of A and of B for them
-# Of blocks of three terms, over their products and stores: packing and prefetches share ports with loads of tiles, and a virtual
-# machine's unit is busy with others' products at times (docs/kernels/amx.md).
+# Of blocks of three terms, over their products and stores, not the operators of an epilogue: packing and prefetches share ports
+# with loads of tiles, and a virtual machine's unit is busy with others' products at times (docs/kernels/amx.md).
 _SEVERAL_TERMS = 1.6
 # Cycles of a line of sums that is stored from a tile, by how much is kept of L1 between a block and the next: what leaves the
 # sums there, or not; or so much, with sums of several blocks, that each line comes back from L2 one after the other.
@@ -85,11 +85,12 @@ class _Blocks:
     def _block_cycles(self, a_tiles: int, b_tiles: int, machine: Machine) -> float:
         lines = a_tiles * b_tiles * _TILE_LINES
         products = self.steps * self._step_cycles(a_tiles, b_tiles, machine)
-        vectors = lines * (_VECTOR_CYCLES + self.beside)
+        stored, beside = lines * _VECTOR_CYCLES, lines * self.beside
         if self.is_pipelined and self.steps * _TERM_PRODUCTS[self.terms][0] >= LEAST_STEPS:
-            vectors -= (1 - _SEEN) * min(vectors, products, lines * _HIDDEN_CYCLES)
-        whole = products + lines * self._line_cycles(a_tiles, b_tiles, machine) + vectors
-        return whole * (_SEVERAL_TERMS if self.terms == len(_TERM_PRODUCTS) else 1.0)
+            hidden = (1 - _SEEN) * min(stored + beside, products, lines * _HIDDEN_CYCLES)
+            stored, beside = max(stored - hidden, 0.0), beside - max(hidden - stored, 0.0)
+        whole = products + lines * self._line_cycles(a_tiles, b_tiles, machine) + stored
+        return whole * (_SEVERAL_TERMS if self.terms == len(_TERM_PRODUCTS) else 1.0) + beside
 
     def _step_cycles(self, a_tiles: int, b_tiles: int, machine: Machine) -> float:
         """Of the products of 16 words of k, with what is seen of the loads beside them; or of the loads, if they are more."""
