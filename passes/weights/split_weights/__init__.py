@@ -25,6 +25,7 @@ from .directions import directions_of, join_directions, take_back, weight_bytes
 
 _LARGE = 4  # a weight of more than the limit over this is cut
 _PIECES = 8  # into pieces of at most the limit over this
+_JOINED = 4  # results of more than the limit over this are computed and joined some rows at a time, weights read again for each
 _COLUMNS = 128  # of a piece, a multiple of them: whole panels of every kernel
 _NARROW_BYTES = 2  # of a number of an assigned format
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -60,15 +61,18 @@ class SplitWeights(Pass):
             pieces = _pieces(site.columns, site.size_bytes, limit // _PIECES)
             if len(pieces) == 1:
                 continue
-            if (joined := site.joined_bytes) >= site.size_bytes - site.size_bytes // len(pieces):
+            rows = _rows(site, limit // _JOINED)
+            joined = -(-site.joined_bytes // len(rows))
+            if joined >= site.size_bytes - site.size_bytes // len(pieces):
                 reason = (
                     f"the pieces of its result would be joined by a copy: {joined} bytes more at once, as much as cutting saves"
                 )
                 context.reject(self.name, Rejection(reason, (site.node,)))
                 continue
-            if _rewrite(model, site, pieces, context):
+            if _rewrite(model, site, pieces, rows, context):
                 cut = True
-                context.remark(self.name, f"{site.weight.name} is cut into {len(pieces)} pieces")
+                often = "" if len(rows) == 1 else f", each read for {len(rows)} parts of the rows"
+                context.remark(self.name, f"{site.weight.name} is cut into {len(pieces)} pieces{often}")
             else:
                 reason = f"no kernel would multiply by pieces of {site.weight.name} as by the whole"
                 context.reject(self.name, Rejection(reason, (site.node,)))
@@ -115,6 +119,16 @@ class _Site:
         shape = static_shape(self.weight)
         assert shape is not None
         return shape[self.axis]
+
+    @property
+    def row_axis(self) -> int | None:
+        """The dimension of the result along which parts of it lie side by side, and that its first operand has, too: the first of
+        more than one row; None if there is none."""
+        shape, node = static_shape(self.node.outputs[0]), self.node
+        is_turned = node.op_type == "Gather" or node.attributes.get_int("transA", 0) == 1
+        if shape is None or is_turned or rank_of(node.inputs[0]) != len(shape) or not all(isinstance(dim, int) for dim in shape):
+            return None
+        return next((axis for axis, dim in enumerate(shape[:-1]) if dim != 1), None)
 
     @property
     def joined_bytes(self) -> int:
@@ -170,38 +184,73 @@ def _pieces(columns: int, size_bytes: int, most: int) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], columns], strict=True))
 
 
-def _rewrite(model: ir.Model, site: _Site, pieces: Sequence[tuple[int, int]], context: Context) -> bool:
+def _rows(site: _Site, most: int) -> list[tuple[int, int]]:
+    """Ranges of rows whose pieces of the result are joined before those of the next are computed, of at most `most` bytes; one of
+    all rows where they cannot be cut into parts that lie side by side: rows of a Gather, or of sizes that a call decides."""
+    shape, axis = static_shape(site.node.outputs[0]), site.row_axis
+    if shape is None or axis is None or site.joined_bytes <= most:
+        return [(0, 0)]
+    rows = shape[axis]
+    size = -(-rows // min(-(-site.joined_bytes // most), rows))
+    return [(begin, min(begin + size, rows)) for begin in range(0, rows, size)]
+
+
+def _rewrite(
+    model: ir.Model, site: _Site, pieces: Sequence[tuple[int, int]], rows: Sequence[tuple[int, int]], context: Context
+) -> bool:
     """Cut the weight of a site, if a kernel multiplies by the pieces as by the whole; whether that is so."""
     node, formats = site.node, operand_formats(site.node)
     assign_operand_formats(node, {})
-    parts = [_part(model, site, begin, end) for begin, end in pieces]
+    weights = [_weights(model, site, begin, end) for begin, end in pieces]
+    blocks = [[_part(model, site, inputs, block if len(rows) > 1 else None) for inputs in weights] for block in rows]
+    parts = [part for block in blocks for part in block]
     for one in (node, *parts):
         assign_operand_formats(one, formats)
     if not _keep_kernel(model, site, parts, formats, context):
         _take_back(model, parts)
         return False
     assign_operand_formats(node, {})  # which the Concat would take over
-    joined = operation("Concat", [part.outputs[0] for part in parts], axis=-1)
+    joined = [operation("Concat", [part.outputs[0] for part in block], axis=-1) for block in blocks]
+    if site.row_axis is not None and len(blocks) > 1:
+        joined.append(operation("Concat", [one.outputs[0] for one in joined], axis=site.row_axis))
     unused = [site.weight, *([] if site.scaling is None else site.scaling.inputs[1:]), *node.inputs[2:]]
-    replace_node(model, node, [joined], joined.outputs)
+    replace_node(model, node, joined, joined[-1].outputs)
+    for block, one in zip(blocks, joined, strict=False):
+        model.graph.insert_after(block[-1], one)  # moves it there: the next block's pieces may have the memory of this one's
     if site.scaling is not None:
         remove_nodes([site.scaling])
     drop_unused_constants(model, unused)
     return True
 
 
-def _part(model: ir.Model, site: _Site, begin: int, end: int) -> ir.Node:
-    """The node that computes columns [begin, end), in the model before the whole, with what dequantizes its weight."""
-    node, inputs = site.node, list(site.node.inputs)
+def _weights(model: ir.Model, site: _Site, begin: int, end: int) -> dict[int, ir.Value]:
+    """The inputs of a node that computes columns [begin, end), by position: the weight's, in the model before the whole with what
+    dequantizes it, and a bias's."""
+    node = site.node
     weight = _columns(model, site.weight, site.axis, site.columns, begin, end)
     if site.scaling is not None:
         scaling = _scaling_part(model, site, weight, begin, end)
         model.graph.insert_before(node, scaling)
         infer_node(scaling, model)
         weight = scaling.outputs[0]
-    inputs[site.position] = weight
+    found = {site.position: weight}
     if node.op_type == "Gemm" and (bias := input_at(node, 2)) is not None:
-        inputs[2] = _columns(model, bias, -1, site.columns, begin, end)
+        found[2] = _columns(model, bias, -1, site.columns, begin, end)
+    return found
+
+
+def _part(model: ir.Model, site: _Site, weights: dict[int, ir.Value], rows: tuple[int, int] | None) -> ir.Node:
+    """The node that computes some columns of some rows, or of all, in the model before the whole."""
+    node = site.node
+    inputs = [weights.get(position, value) for position, value in enumerate(node.inputs)]
+    if rows is not None:
+        places = (add_constant(model, np.array([place], np.int64), "place") for place in (*rows, site.row_axis))
+        cut = operation("Slice", [node.inputs[0], *places])
+        cut.outputs[0].name = fresh_name(model, f"{node.outputs[0].name}_rows")
+        copy_source((node,), cut)
+        model.graph.insert_before(node, cut)
+        infer_node(cut, model)
+        inputs[0] = cut.outputs[0]
     part = ir.Node("", node.op_type, inputs, [*node.attributes.values()], num_outputs=1)
     part.outputs[0].name = fresh_name(model, f"{node.outputs[0].name}_columns")
     copy_source((node,), part)
@@ -238,10 +287,10 @@ def _take_back(model: ir.Model, parts: Sequence[ir.Node]) -> None:
     """Take parts that nothing reads out of the model, with all that was made for them."""
     used = [value for part in parts for value in part.inputs]
     remove_nodes(parts)
-    scalings = [one for value in used if value is not None and (one := value.producer()) is not None and not value.uses()]
-    made = [one for one in scalings if one.op_type == "DequantizeLinear"]
+    made = {one for value in used if value is not None and (one := value.producer()) is not None and not value.uses()}
+    made = {one for one in made if one.op_type in ("DequantizeLinear", "Slice")}
     used += [value for one in made for value in one.inputs]
-    remove_nodes(made)
+    remove_nodes(list(made))
     drop_unused_constants(model, used)
 
 

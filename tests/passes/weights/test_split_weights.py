@@ -8,13 +8,14 @@ import prefuse
 import pytest
 from prefuse.compiler.ir.assignments.kept_template import kept_template
 from prefuse.compiler.ir.assignments.kernel_choice import AS_IT_IS, KernelChoice
-from prefuse.compiler.ir.facts import infer_facts
+from prefuse.compiler.ir.facts import infer_facts, tensor_type
 from prefuse.compiler.ir.verifier import verify_model
 from prefuse.compiler.pipeline import Context
 from prefuse.passes.weights.split_weights import SplitWeights
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.hardware.memory_limit import MemoryLimit
 from prefuse.runtime.plan import planned_bytes
+from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import Target
 
 BODIES = {
@@ -129,7 +130,7 @@ def test_integers_are_cut_with_their_scales_and_zero_points(dtype: str, block: i
 
 def test_pieces_have_the_kernel_of_the_whole() -> None:
     """The cheapest for few columns may sum in another order."""
-    model = product(BODIES["MatMul"], 130, 500, 1536)
+    model = product(BODIES["MatMul"], 60, 500, 1536)
     asked = []
 
     class Choosing(Context):
@@ -158,13 +159,40 @@ def test_tables_are_gathered_by_columns() -> None:
     np.testing.assert_array_equal(net(x), table[x])
 
 
-@pytest.mark.parametrize(("rows", "is_cut"), [(1, True), (2, True), (48, True), (96, False), (1000, False)])
-def test_a_weight_smaller_than_what_would_be_joined_stays_whole(rows: int, is_cut: bool) -> None:
-    """Pieces of GPT-2's logits of 1,024 tokens took 206 MB beside their copy, to save 112 MB of the weight."""
-    changed, context = split(product("y = MatMul(x, w)", rows, 64, 65536), 50)
-    assert changed == is_cut
-    if not is_cut:
-        assert "joined by a copy" in str(context.remarks[0])
+@pytest.mark.parametrize("rows", [1, 2, 48, 96, 1000])
+def test_large_results_are_joined_some_rows_at_a_time(rows: int) -> None:
+    """Pieces of GPT-2's logits of 1,024 tokens took 206 MB beside their copy, to save 112 MB of the weight: all at once."""
+    model = product("y = MatMul(x, w)", rows, 64, 65536)
+    changed, context = split(model, 50)
+    assert changed
+    joins = [node for node in model.graph if node.op_type == "Concat" and node.attributes.get_int("axis") == -1]
+    widest = max(tensor_type(node.outputs[0]).size_bytes for node in joins)
+    assert widest <= max(64 * 65536 * 4 / 2 / 4, 65536 * 4)
+    assert ("parts of the rows" in str(context.remarks[0])) == (len(joins) > 1)
+
+
+@pytest.mark.parametrize("shape", [(150, 512), (1, 1, 131, 512), (3, 50, 512)])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_rows_of_large_results_keep_their_bits(shape: tuple[int, ...], precision: Precision) -> None:
+    """Also where they are in several dimensions, and their number is no multiple of the parts'."""
+    x = np.random.default_rng(0).standard_normal(shape, np.float32)
+    dims = ",".join(map(str, shape))
+    header = f'<ir_version: 8, opset_import: ["": 18]> main (float[{dims}] x) => (float[{",".join(map(str, shape[:-1]))},8192] y)'
+    w = np.random.default_rng(1).standard_normal((512, 8192), np.float32)
+    graphs = [ir.from_onnx_text(f"{header} {{ y = MatMul(x, w) }}", initializers=[ir.tensor(w, name="w")]) for _ in range(2)]
+    whole = prefuse.compile(graphs[0], threads=2, cache=False, precision=precision)
+    limited = prefuse.compile(graphs[1], threads=2, cache=False, precision=precision, memory_limit="60%")
+    assert isinstance(limited, CompiledModel)
+    assert isinstance(whole, CompiledModel)
+    assert planned_bytes(limited.plan) <= 0.6 * planned_bytes(whole.plan)
+    assert len(limited.plan.steps) > 20
+    np.testing.assert_array_equal(limited(x), whole(x))
+
+
+def test_rows_as_large_as_the_weight_are_no_reason_to_cut_it() -> None:
+    changed, context = split(product("y = MatMul(x, w)", 2, 1, 1 << 20), 50)
+    assert not changed
+    assert "joined by a copy" in str(context.remarks[0])
 
 
 def test_without_a_limit_nothing_is_cut() -> None:
