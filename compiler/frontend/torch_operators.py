@@ -8,6 +8,7 @@ from typing import Any
 from ...runtime.errors import UnsupportedModelError
 from .torch_attention import attention
 from .torch_images import images
+from .torch_integers import integers
 from .torch_recurrences import rnn
 from .torch_reductions import reductions
 from .torch_scatters import scatters
@@ -38,6 +39,7 @@ def translations() -> dict[Operator, Translation]:
         aten._pdist_forward.default: _pdist,
         aten.copy.default: _copy,
         **images(),
+        **integers(),
         **reductions(),
         **scatters(),
         torch.ops.prims.view_of.default: _itself,
@@ -52,6 +54,10 @@ def translations() -> dict[Operator, Translation]:
         torch.ops.prims.hypot.default: _hypotenuse,
         torch.ops.prims.signbit.default: _has_sign,
         aten.signbit.default: _has_sign,
+        aten.softmax.int: _softmax("Softmax"),
+        aten.log_softmax.int: _softmax("LogSoftmax"),
+        aten.special_softmax.default: _softmax("Softmax"),
+        aten.special_log_softmax.default: _softmax("LogSoftmax"),
     }
     fallback = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
     if fallback is not None:
@@ -148,7 +154,8 @@ def _scaled_tail(self: Any) -> Any:
     for coefficient in _TAIL[1:]:
         value = op.Add(op.Mul(value, t), coefficient)
     tail = op.Mul(t, op.Exp(value))
-    return op.CastLike(op.Where(op.Less(x, 0.0), op.Sub(op.Mul(op.Exp(op.Mul(x, x)), 2.0), tail), tail), self)
+    value = op.Where(op.Less(x, 0.0), op.Sub(op.Mul(op.Exp(op.Mul(x, x)), 2.0), tail), tail)
+    return _as_real(value, self)
 
 
 def _log_of_normal(self: Any) -> Any:
@@ -159,8 +166,34 @@ def _log_of_normal(self: Any) -> Any:
     x = op.Cast(self, to=ir.DataType.FLOAT)
     scaled = op.Mul(x, -(0.5**0.5))
     below = op.Sub(op.Log(op.Mul(_scaled_tail(op.Max(scaled, 0.0)), 0.5)), op.Mul(scaled, scaled))
-    above = op.Log(op.Sub(1.0, op.Mul(op.Sub(1.0, op.Erf(op.Neg(scaled))), 0.5)))
-    return op.CastLike(op.Where(op.Less(x, -1.0), below, above), self)
+    place = op.Max(op.Neg(scaled), -1.0)
+    tail = op.Mul(op.Mul(_scaled_tail(place), op.Exp(op.Neg(op.Mul(place, place)))), 0.5)
+    rest = op.Sub(1.0, tail)  # W. Kahan's log(1 + y): what is lost in 1 + y is lost in its logarithm, too
+    exact = op.Div(op.Mul(op.Log(rest), tail), op.Sub(1.0, rest))
+    above = op.Where(op.Equal(rest, 1.0), op.Neg(tail), exact)
+    return _as_real(op.Where(op.Less(x, -1.0), below, above), self)
+
+
+def _as_real(value: Any, operand: Any) -> Any:
+    """A float32 in the type of an operand; of integers torch's default type, which it has."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    is_real = operand.dtype is not None and operand.dtype.is_floating_point()  # what a translation made has no type yet
+    return op.CastLike(value, operand) if is_real else op.Identity(value)
+
+
+def _softmax(operator: str) -> Translation:
+    """Softmax or LogSoftmax of what is first cast to `dtype`; torch's exporter casts the result."""
+
+    def rows(self: Any, dim: int, dtype: int | None = None) -> Any:
+        from onnxscript.onnx_opset import opset18 as op
+
+        x = self if dtype is None or dtype == -1 else op.Cast(self, to=dtype)
+        if len(self.shape) == 0:
+            return op.Squeeze(getattr(op, operator)(op.Unsqueeze(x, [0]), axis=0), [0])
+        return getattr(op, operator)(x, axis=dim)
+
+    return rows
 
 
 def _itself(self: Any) -> Any:

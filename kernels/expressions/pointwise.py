@@ -18,7 +18,7 @@ from ..formats import minifloat
 from ..formats.bfloat16 import rounded
 from ..groups.group import Op
 from . import math, trigonometry
-from .power import power
+from .power import integer_power, power
 
 Inputs = list[Expr]  # None for an absent optional input, which only Clip has
 Scalar = Callable[["Element", Inputs], Expr]
@@ -198,6 +198,8 @@ def _mod(e: Element, x: Inputs) -> Expr:
 
 def _pow(e: Element, x: Inputs) -> Expr:
     base, exponent = x
+    if "int" in e.dtype and "int" in str(exponent.ty):
+        return integer_power(e.name, base, exponent)
     if isinstance(exponent, tirx.FloatImm | tirx.IntImm):  # exporters write norms and GELU with squares and cubes
         value = float(exponent.value)
         if value in (2.0, 3.0):

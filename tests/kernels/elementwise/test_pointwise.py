@@ -74,6 +74,10 @@ def _typed_cases() -> Iterator[Case]:
                 yield operator(name, a, b, variables=(1,))
         yield operator("Div", np.abs(np.repeat(values[:7], 5)), np.tile(small, 7), variables=(1,))
         yield operator("Mod", np.repeat(values, 5), np.tile(small, 10), variables=(1,))
+        exponents = np.array([0, 1, 2, 5, 31, 63, 100, info.max, -1 if info.min < 0 else 7, info.min], dtype)
+        bases, powers = np.repeat(values, 10), np.tile(exponents, 10)
+        yield operator("Pow", bases, powers, expected=[_raised(bases, powers)], variables=(1,))
+        yield operator("Pow", values, np.array(13, dtype), expected=[_raised(values, np.full(10, 13, dtype))])
         yield operator("Where", a > b, a, b, variables=(1, 2))
         yield operator("Clip", values, np.array(1, dtype), np.array(5, dtype))
         yield operator("BitwiseNot", values)
@@ -110,6 +114,16 @@ def _typed_cases() -> Iterator[Case]:
             with np.errstate(all="ignore"):
                 expected = call(values.astype(np.float64)).astype(kind)
             yield operator(name, values, expected=[expected], rtol=tolerance)
+
+
+def _raised(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Powers that wrap around; of negative exponents those of 1 and -1, else 0."""
+    modulus = 1 << (8 * a.dtype.itemsize)
+    whole = [
+        pow(int(x), int(n), modulus) if n >= 0 else (int(x) ** (int(n) % 2) if abs(int(x)) == 1 else 0)
+        for x, n in zip(a, b, strict=True)
+    ]
+    return np.array([x % modulus for x in whole], np.uint64).astype(a.dtype)
 
 
 def _shifted(a: np.ndarray, b: np.ndarray, *, left: bool) -> np.ndarray:

@@ -1,0 +1,60 @@
+"""Roundings and powers of integers, and functions whose result has a type of its own, against torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .applied import check
+
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+
+
+def numbers(dtype: torch.dtype) -> Tensor:
+    info = torch.iinfo(dtype)
+    few = [0, 1, 2, 3, 5, 7, info.max, info.max - 1, info.min]
+    return torch.tensor(few if dtype == torch.uint8 else [*few, -1, -2, -3])[:, None].to(dtype)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_are_round(dtype: torch.dtype) -> None:
+    check(lambda x: (torch.ceil(x), torch.floor(x), torch.round(x), torch.trunc(x)), numbers(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_real_numbers_are_rounded(dtype: torch.dtype) -> None:
+    x = torch.tensor([-2.5, -1.5, -0.5, -0.0, 0.5, 1.5, 2.7, torch.inf, -torch.inf]).to(dtype)
+    check(lambda x: (torch.ceil(x), torch.floor(x), torch.round(x), torch.trunc(x), x**2, x**-1.5), x)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_powers_of_integers_wrap_around(dtype: torch.dtype) -> None:
+    """They went through float64: the powers of 0 that it has none of were the least integer, and large ones were rounded."""
+    exponents = [0, 1, 2, 5, 13, 31, 62, 63, 64, 100] + ([] if dtype == torch.uint8 else [-1, -2, -7])
+    x, y = numbers(dtype), torch.tensor(exponents).to(dtype)
+    check(lambda x, y: (x**y, x**2, x**3, x**13, 3**y), x, y)
+    check(lambda x: (x**2.5, x**0.5), x.clamp(0, 100))
+
+
+def test_truths_are_numbers_in_powers() -> None:
+    x, y = torch.arange(4), torch.tensor([True, False, True, False])
+    check(lambda x, y: (x**y, 2 ** y.long(), y.float() ** x, 3**y, 2.5**y, 2.5**x, 1.5 ** x.double()), x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64])
+def test_softmax_is_of_the_type_it_is_asked_for(dtype: torch.dtype) -> None:
+    """torch's exporter casts the result: of bfloat16 its error was 8e-4 instead of 3e-8."""
+    x = (4 * torch.randn(7, 19)).to(dtype)
+    kinds = (torch.float32, torch.float64)
+    check(lambda x: tuple(functional.softmax(x, -1, dtype=kind) for kind in kinds), x, tolerance=1e-6)
+    check(lambda x: tuple(functional.log_softmax(x, 0, dtype=kind) for kind in kinds), x, tolerance=1e-6)
+    check(
+        lambda x: (functional.softmin(x, 1, dtype=torch.float32), torch.special.softmax(x, 1, torch.float32)), x, tolerance=1e-6
+    )
+
+
+def test_tails_of_integers_are_real() -> None:
+    x = torch.arange(-5, 6)
+    check(lambda x: (torch.special.erfcx(x), torch.special.log_ndtr(x)), x, tolerance=3e-6)
