@@ -173,8 +173,28 @@ def _translate(
     model = exported.model.clone()  # the exporter leaves uses by branches that it has dropped
     made = list(model.graph.outputs)
     model.graph.outputs[:] = made[len(changed) :] + made[: len(changed)]
+    _cast_outputs(model, program)
     contents = dict(program.named_buffers())
     return model, {name: contents[name] for name in changed}
+
+
+def _cast_outputs(model: ir.Model, program: torch.export.ExportedProgram) -> None:
+    """Give each output the type that torch gives it. Where the last operator computes in a wider type (sums of bfloat16),
+    torch's exporter casts its result for all readers, and makes what was not cast the output."""
+    import torch
+
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    names = program.graph_signature.user_outputs
+    for place, (name, made) in enumerate(zip(names, model.graph.outputs, strict=False)):
+        wanted = values.get(str(name))
+        if not isinstance(wanted, torch.Tensor) or wanted.is_complex() or made.producer() is None or made.dtype is None:
+            continue
+        dtype = data_type(str(wanted.dtype).removeprefix("torch."))
+        if dtype != made.dtype:
+            cast = ir.Value(name=made.name, type=ir.TensorType(dtype), shape=made.shape)
+            made.name = fresh_name(model, f"{made.name}.wide")
+            model.graph.append(ir.node("Cast", [made], {"to": dtype}, outputs=[cast], name=cast.name))
+            model.graph.outputs[place] = cast
 
 
 def _declare_states(model: ir.Model, changed: Mapping[str, torch.Tensor]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import prefuse
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .applied import check
+from .applied import Applied, check
 
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 
@@ -53,6 +54,18 @@ def test_softmax_is_of_the_type_it_is_asked_for(dtype: torch.dtype) -> None:
     check(
         lambda x: (functional.softmin(x, 1, dtype=torch.float32), torch.special.softmax(x, 1, torch.float32)), x, tolerance=1e-6
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_last_result_has_the_type_that_torch_gives_it(dtype: torch.dtype) -> None:
+    """torch's exporter made what sums and magnitudes are computed in, float32, the output."""
+    x = torch.randn(5, 6).to(dtype)
+    net = check(lambda x: (x.abs(), x.sum(), x.amax(1), x.cumsum(0), torch.nansum(x), x.abs()), x, tolerance=2e-2)
+    check(lambda x: {"sum": x.sum(1) + x[:, 0], "same": x}, x, tolerance=2e-2)
+    program = torch.export.export(Applied(lambda x: x.sum(0)), (x,))
+    found = prefuse.compile(program, cache=False)(x)
+    assert isinstance(found, Tensor)
+    assert found.dtype == net(x)[1].dtype == dtype
 
 
 def test_tails_of_integers_are_real() -> None:
