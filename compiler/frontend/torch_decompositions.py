@@ -19,15 +19,18 @@ _SECOND_NAMES = ["divide", "greater", "greater_equal", "less", "less_equal", "mu
 def without_misread_calls(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """The program with operators taken apart of which it has a call that torch's exporter would translate into another one.
 
-    Label smoothing of a cross entropy, and shares of classes in place of labels; projections of an LSTM, whose steps are then
-    written out; the divisor of an average pool; second names of operators, for which it does not bring operands to one type.
+    Label smoothing of a cross entropy, shares of classes in place of labels, and one row without a batch; projections of an LSTM,
+    whose steps are then written out; the divisor of an average pool; second names of operators, for which it does not bring
+    operands to one type.
     """
     import torch
 
     aten = torch.ops.aten
     misread: dict[Callable[..., Any], Callable[[dict[str, Any]], bool]] = {
         **{getattr(aten, name).Tensor: lambda call: True for name in _SECOND_NAMES},
-        aten.cross_entropy_loss.default: lambda call: call["label_smoothing"] != 0.0 or _is_floating(call["target"]),
+        aten.cross_entropy_loss.default: lambda call: (
+            call["label_smoothing"] != 0.0 or _is_floating(call["target"]) or call["self"].meta["val"].ndim == 1
+        ),
         aten.lstm.input: lambda call: _has_projections(call["params"], call["has_biases"]),
         aten.avg_pool2d.default: lambda call: call["divisor_override"] is not None,
         aten.avg_pool3d.default: lambda call: call["divisor_override"] is not None,

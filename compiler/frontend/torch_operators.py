@@ -12,6 +12,7 @@ from .torch_integers import integers
 from .torch_recurrences import rnn
 from .torch_reductions import reductions
 from .torch_scatters import scatters
+from .torch_stacks import stacks
 
 Operator = Callable[..., Any]  # an overload of torch's
 Translation = Callable[..., Any]  # of onnxscript values and Python numbers to an onnxscript value
@@ -31,6 +32,7 @@ def translations() -> dict[Operator, Translation]:
         aten._cdist_forward.default: _cdist,
         aten.searchsorted.Scalar: _searchsorted,
         aten.searchsorted.Tensor: _searchsorted,
+        aten.bucketize.Scalar: _bucketize,
         aten._grouped_mm.default: _grouped_mm,
         aten.kthvalue.default: _kthvalue,
         aten.median.dim: _median_of_axis,
@@ -42,6 +44,7 @@ def translations() -> dict[Operator, Translation]:
         **integers(),
         **reductions(),
         **scatters(),
+        **stacks(),
         torch.ops.prims.view_of.default: _itself,
         aten.special_erfcx.default: _scaled_tail,
         aten.special_log_ndtr.default: _log_of_normal,
@@ -239,6 +242,10 @@ def _searchsorted(
     is_after = op.Greater(row, value) if right or side == "right" else op.GreaterOrEqual(row, value)
     count = op.ReduceSum(op.Cast(op.Not(is_after), to=ir.DataType.INT32), [-1], keepdims=0)
     return count if out_int32 else op.Cast(count, to=ir.DataType.INT64)
+
+
+def _bucketize(self: float, boundaries: Any, out_int32: bool = False, right: bool = False) -> Any:
+    return _searchsorted(boundaries, self, out_int32, right)
 
 
 def _grouped_mm(rows: Any, weights: Any, offsets: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
