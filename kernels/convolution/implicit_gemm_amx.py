@@ -31,12 +31,13 @@ from ..microkernels.amx_blocks import (
     packed_operand,
     stored_lanes,
     tile_threads,
+    work_of_dots,
 )
 from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles
 from ..microkernels.amx_unit import ROWS, tile_unit
 from ..microkernels.packed_gemm import Scratch
 from ..template.contract import BuiltKernel, Operand
-from ..template.kernel import finish, new_builder
+from ..template.kernel import finish, new_builder, pointwise_cost
 from ..template.values import GroupValues
 from .amx_input import TiledImage, WindowProduct, of_volume
 from .channels_last_form import ChannelsLast, estimate_with_bytes, extents_of
@@ -46,7 +47,6 @@ _BAND_SHARE = 0.75  # of L2, for weights and a band of rows
 _BAND_WEIGHTS = 0.25  # of L2, for weights alone: with more, bands were slower
 _BAND_MOST = 1.25  # of L2, where fewer rows would mostly be copied twice
 _BANDED = 2.0  # times L2, of a thread's part of a copy, beyond which bands are made; below, they were as fast or slower
-_WORK_PER_DOT = 16  # cycles of a product of two tiles
 
 
 Excess = Callable[[Expr, Expr], Expr]
@@ -197,11 +197,13 @@ class TiledWindows:
         whole = None if image.band else image.fill(builder, self.form, padding)
         weights = [self._weights(number, product) for number, product in enumerate(products)]
         dots = sum(prod(self._extents(product).values()) * prod(self._steps(product)) * 4 for product in products)
-        threads = builder.threads_for(dots * _WORK_PER_DOT)
+        beside = self.form.inner.types[self.anchor.outputs[0]].elements * pointwise_cost(self.form.inner)
+        whole_work = work_of_dots(dots, image.terms) + beside
+        threads = builder.threads_for(whole_work)
         bands = builder.workspace(threads * image.elements, image.product.numbers) if whole is None else None
         blocks = [prod(self._extents(product).values()) for product in products]
         extents = [image.source.shape[0] * self._bands_of_image(products)] if whole is None else blocks
-        work = dots * _WORK_PER_DOT // len(extents)
+        work = whole_work // len(extents)
         shares = [Shares(builder, threads, extent, work) for extent in extents]
         with tile_threads(builder, self.unit, threads) as (thread, sums):
             if whole is None:

@@ -35,19 +35,20 @@ from ..microkernels.amx_blocks import (
     packed_operand,
     stored_lanes,
     tile_threads,
+    work_of_dots,
 )
 from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles, StepPacker
 from ..microkernels.amx_unit import BF16_TILES, ROWS, WORDS, tile_dot_of, tile_unit
 from ..microkernels.bf16_split import PRODUCTS
 from ..microkernels.packed_gemm import Scratch
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.kernel import pointwise_cost
 from ..template.values import anchor_of
 from .matmul import MatMulKernel, Side
 
 _NEAR_SHARE = 0.5  # of L2, for packed rows of A that stay there beside a panel of B and the next one
 _PREFETCHED_SHARE = 1 / 16  # of L2, for weights that are worth prefetching: those that L2 would hold come from memory in a model
 _RUNS = 4  # of a thread, which others can take from it, where these have as many panels of rows
-_WORK_PER_DOT = 16  # cycles of a product of two tiles, which is 16384 multiply-adds
 _BAD_STRIDE_BYTES = 2048  # a pitch in whose multiples 32 rows fall into two sets of L1
 WEIGHTS, TILES, PLAIN = "weights", "tiles", "plain"  # the choice of how a constant B lies in memory
 PanelAt = Callable[[Expr, Expr], TileOperand]  # of (matrix, panel)
@@ -139,7 +140,9 @@ class AmxProduct(MatMulKernel):
     @property
     def _work(self) -> int:
         """Scalar operations of the whole."""
-        return self.matrices * self.rows * self.columns * self.steps * 4 * _WORK_PER_DOT
+        beside = self.matrices * self.a.lines * self.b.lines * pointwise_cost(self.group)
+        work: int = work_of_dots(self.matrices * self.rows * self.columns * self.steps * 4, self.terms) + beside
+        return work
 
     def build(self) -> BuiltKernel:
         builder = self.builder

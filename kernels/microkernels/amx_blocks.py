@@ -27,6 +27,9 @@ _A, _B = (4, 5), (6, 7)  # tile registers of the operands; the accumulators are 
 _SUMS = ((0, 1), (2, 3))
 _RUNS = 4  # of lines of a panel that is prefetched; a step has a multiple of them
 _SIZE, _INFINITY = 0x7FFFFFFF, 0x7F800000
+# Scalar operations that a product of two tiles counts for in the work dealt to threads: its 16 cycles, at four a cycle, as
+# multiply-adds are counted (register_tile.WORK_PER_OPERATION).
+_WORK_PER_DOT = 64
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,11 @@ class BlockEpilogue:
 
     rows: Expr
     store: Callable[[Expr], None]
+
+
+def work_of_dots(dots: SizeLike, terms: int) -> SizeLike:
+    """Scalar operations of so many pairs of tiles, of operands of so many terms each."""
+    return dots * (_WORK_PER_DOT * len(PRODUCTS[terms]))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from ...runtime.target import Target
 from ..codegen.builder import Expr, KernelBuilder, unravel
 from ..cost.amx import tile_step_cycles, vector_step_cycles
 from ..groups.group import Group
-from ..microkernels.amx_blocks import AmxMicroKernel, TileOperand, packed_operand, tile_chunks
+from ..microkernels.amx_blocks import AmxMicroKernel, TileOperand, packed_operand, tile_chunks, work_of_dots
 from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles, PanelLayout
 from ..microkernels.amx_unit import BF16_TILES, DEPTH, ROWS, U8_TILES, TileUnit, tile_unit
 from ..microkernels.bf16_split import split
@@ -31,7 +31,6 @@ from .operands import PackGates, RecurrentOperands
 from .products import Element, pitch_of
 from .quantized_rows import QuantizedRows
 
-_WORK_PER_DOT = 16  # cycles of a product of two tiles
 Store = Callable[[Expr, Expr, Expr, Expr], None]  # of (direction, row, column, value)
 
 
@@ -191,7 +190,7 @@ def project_on_tiles(operands: RecurrentOperands, rows: TiledRows | TiledBytes, 
     weights = TiledWeights(operands, operands.w, PackPanels((directions, columns, depth), (0, 1, 2), 1, 1, LINES), rows, unit)
     extents = directions, weights.panels, rows.blocks
     dots = prod(extents) * ceil(depth / rows.product.depth) * 4
-    with tile_chunks(builder, unit, prod(extents), dots * _WORK_PER_DOT) as (chunk, sums):
+    with tile_chunks(builder, unit, prod(extents), work_of_dots(dots, rows.terms)) as (chunk, sums):
         direction, panel, block = (builder.bind(part) for part in unravel(chunk, extents))
         weights.multiply(direction, block, panel, sums)
         _store_block(builder, (direction, panel, block), (rows, columns), sums, store)
