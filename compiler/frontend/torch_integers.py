@@ -81,4 +81,5 @@ def _number_to_power(self: int | float, exponent: Any) -> Any:
 
 
 def _is_integer(value: Any) -> bool:
-    return not value.dtype.is_floating_point() and value.dtype.is_integer()
+    """Whether it is known to be: what a translation made itself has no type yet."""
+    return value.dtype is not None and value.dtype.is_integer()

@@ -125,8 +125,12 @@ class _Site:
         """The dimension of the result along which parts of it lie side by side, and that its first operand has, too: the first of
         more than one row; None if there is none."""
         shape, node = static_shape(self.node.outputs[0]), self.node
-        is_turned = node.op_type == "Gather" or node.attributes.get_int("transA", 0) == 1
-        if shape is None or is_turned or rank_of(node.inputs[0]) != len(shape) or not all(isinstance(dim, int) for dim in shape):
+        if shape is None or node.op_type == "Gather" or not all(isinstance(dim, int) for dim in shape):
+            return None
+        bias = static_shape(input_at(node, 2))
+        if node.attributes.get_int("transA", 0) == 1 or (bias is not None and len(bias) == 2 and bias[0] != 1):
+            return None
+        if rank_of(node.inputs[0]) != len(shape):
             return None
         return next((axis for axis, dim in enumerate(shape[:-1]) if dim != 1), None)
 

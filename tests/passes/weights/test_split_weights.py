@@ -189,6 +189,20 @@ def test_rows_of_large_results_keep_their_bits(shape: tuple[int, ...], precision
     np.testing.assert_array_equal(limited(x), whole(x))
 
 
+def test_a_bias_of_every_row_keeps_rows_together() -> None:
+    rng = np.random.default_rng(0)
+    text = '<ir_version: 8, opset_import: ["": 18]> main (float[60,512] x) => (float[60,8192] y) { y = Gemm(x, w, b) }'
+    arrays = {"w": rng.standard_normal((512, 8192), np.float32), "b": rng.standard_normal((60, 8192), np.float32)}
+    models = [ir.from_onnx_text(text, initializers=[ir.tensor(one, name=name) for name, one in arrays.items()]) for _ in range(3)]
+    infer_facts(models[0])
+    changed, context = split(models[0], 30)
+    assert changed
+    assert "parts of the rows" not in str(context.remarks[0])
+    x = rng.standard_normal((60, 512), np.float32)
+    limited = prefuse.compile(models[1], threads=2, cache=False, memory_limit="50%")
+    np.testing.assert_array_equal(limited(x), prefuse.compile(models[2], threads=2, cache=False)(x))
+
+
 def test_rows_as_large_as_the_weight_are_no_reason_to_cut_it() -> None:
     changed, context = split(product("y = MatMul(x, w)", 2, 1, 1 << 20), 50)
     assert not changed
