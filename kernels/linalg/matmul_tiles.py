@@ -141,8 +141,7 @@ class AmxProduct(MatMulKernel):
     def _work(self) -> int:
         """Scalar operations of the whole."""
         beside = self.matrices * self.a.lines * self.b.lines * pointwise_cost(self.group)
-        work: int = work_of_dots(self.matrices * self.rows * self.columns * self.steps * 4, self.terms) + beside
-        return work
+        return work_of_dots(self.matrices * self.rows * self.columns * self.steps * 4, self.terms) + beside
 
     def build(self) -> BuiltKernel:
         builder = self.builder

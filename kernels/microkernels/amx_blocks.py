@@ -68,7 +68,7 @@ class BlockEpilogue:
     store: Callable[[Expr], None]
 
 
-def work_of_dots(dots: SizeLike, terms: int) -> SizeLike:
+def work_of_dots(dots: int, terms: int) -> int:
     """Scalar operations of so many pairs of tiles, of operands of so many terms each."""
     return dots * (_WORK_PER_DOT * len(PRODUCTS[terms]))
 
