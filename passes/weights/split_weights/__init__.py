@@ -188,25 +188,25 @@ def _pieces(columns: int, size_bytes: int, most: int) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], columns], strict=True))
 
 
-def _rows(site: _Site, most: int) -> list[tuple[int, int]]:
-    """Ranges of rows whose pieces of the result are joined before those of the next are computed, of at most `most` bytes; one of
-    all rows where they cannot be cut into parts that lie side by side: rows of a Gather, or of sizes that a call decides."""
+def _rows(site: _Site, most: int) -> Sequence[tuple[int, int] | None]:
+    """Ranges of rows whose pieces of the result are joined before those of the next are computed, of at most `most` bytes; None,
+    all rows, where they cannot be cut into parts that lie side by side: rows of a Gather, or of sizes that a call decides."""
     shape, axis = static_shape(site.node.outputs[0]), site.row_axis
     if shape is None or axis is None or site.joined_bytes <= most:
-        return [(0, 0)]
+        return [None]
     rows = shape[axis]
     size = -(-rows // min(-(-site.joined_bytes // most), rows))
     return [(begin, min(begin + size, rows)) for begin in range(0, rows, size)]
 
 
 def _rewrite(
-    model: ir.Model, site: _Site, pieces: Sequence[tuple[int, int]], rows: Sequence[tuple[int, int]], context: Context
+    model: ir.Model, site: _Site, pieces: Sequence[tuple[int, int]], rows: Sequence[tuple[int, int] | None], context: Context
 ) -> bool:
     """Cut the weight of a site, if a kernel multiplies by the pieces as by the whole; whether that is so."""
     node, formats = site.node, operand_formats(site.node)
     assign_operand_formats(node, {})
     weights = [_weights(model, site, begin, end) for begin, end in pieces]
-    blocks = [[_part(model, site, inputs, block if len(rows) > 1 else None) for inputs in weights] for block in rows]
+    blocks = [[_part(model, site, inputs, block) for inputs in weights] for block in rows]
     parts = [part for block in blocks for part in block]
     for one in (node, *parts):
         assign_operand_formats(one, formats)
