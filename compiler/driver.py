@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ..kernels.groups.group import Group
 from ..kernels.linalg.matmul_tiles import PLAIN, WEIGHTS
 from ..kernels.problem import problem_of
-from ..kernels.registry import build_kernel
+from ..kernels.registry import build_kernel, candidates, stores_parts
 from ..kernels.template.contract import BuiltKernel, Refusal
 from ..runtime.archive import ConstantSource
 from ..runtime.constants.shared import ConstantPool
@@ -38,6 +38,7 @@ from .ir.states import check_states
 from .ir.validity import check_nodes
 from .lowering.groups import GroupReader
 from .lowering.kernel_objects import KernelObjects
+from .lowering.pitched_parts import inner_concats
 from .lowering.plain_weights import with_plain_weights
 from .lowering.planning import LoweredGroup, PlanDraft, aliases_of, draft_plan
 from .lowering.program import build_library
@@ -256,8 +257,9 @@ def lower_groups(
         UnsupportedModelError: operators that no template takes; all of them at once.
     """
     lowering = _Lowering(model, target, precision, configurations, {} if known is None else known)
+    lowering.lower_parts()
     lowering.lower(model.graph)
-    aliases = aliases_of(model, target)
+    aliases = aliases_of(model, target, frozenset(lowering.pitched))
     for node in model.graph:
         if may_be_alias(node) and node not in aliases.free and not _is_trivial(model, node):
             lowering.lower_node(node)
@@ -281,13 +283,34 @@ class _Lowering:
         self.kernels = known
         self.groups: dict[ir.Node, LoweredGroup] = {}
         self.obstacles: list[str] = []
+        self.pitched: set[ir.Value] = set()  # results that their kernels store as rows of a Concat
+
+    def lower_parts(self) -> None:
+        """Lower what makes the operands of a Concat along an inner axis, where all of it can be stored there."""
+        for concat in inner_concats(self.model.graph) if not self.target.is_gpu else ():
+            found = [self._lowered_part(node, concat.shape) for node in concat.makers]
+            if all(found):
+                self.groups |= {one.node: one for one in found if one is not None}
+                self.pitched |= {value for node in concat.makers for value in node.outputs if value.name}
+
+    def _lowered_part(self, node: ir.Node, shape: tuple[int, ...]) -> LoweredGroup | None:
+        """A node with the kernel that would compute it otherwise, too, storing its result as a part of a tensor of some shape."""
+        try:
+            group = self.reader.group_of(node)
+        except UnsupportedModelError:  # told of where it is lowered alone
+            return None
+        ranked, _ = candidates(group, self.target)
+        if len(group.outputs) != 1 or not ranked or not stores_parts(ranked[0][0]):
+            return None
+        found = self._kernel_of(node, replace(group, enclosing={group.outputs[0]: shape}))
+        return found if isinstance(found, LoweredGroup) and found.kernel.template == ranked[0][0] else None
 
     def lower(self, nodes: Iterable[ir.Node]) -> None:
         """Lower what certainly needs a kernel, and of groups taken apart likewise."""
         pending = list(reversed(list(nodes)))
         while pending:
             node = pending.pop()
-            if not may_be_alias(node) and not _is_trivial(self.model, node):
+            if node not in self.groups and not may_be_alias(node) and not _is_trivial(self.model, node):
                 pending.extend(reversed(self.lower_node(node)))
 
     def lower_node(self, node: ir.Node) -> tuple[ir.Node, ...]:
@@ -297,21 +320,28 @@ class _Lowering:
         except UnsupportedModelError as refusal:  # of its shapes
             self.obstacles.append(f"{node.op_type} at {refusal.where} ({refusal.what})")
             return ()
-        if self.configurations:
-            group = replace(group, configuration=self.configurations.get(problem_of(group), {}))
-        key = group.key()
-        if key not in self.kernels:
-            self.kernels[key] = _build(self.model, node, group, self.target, len(self.kernels))
-        found, bounded = self.kernels[key], bounded_of(self.model, node)
-        if not isinstance(found, str):
-            symbol, kernel, numbers = found
-            self.groups[node] = LoweredGroup(node, group, _bind(kernel, numbers, group), symbol)
+        found, bounded = self._kernel_of(node, group), bounded_of(self.model, node)
+        if isinstance(found, LoweredGroup):
+            self.groups[node] = found
         elif is_fused(node) and bounded is None:
             return inline_function(self.model, node)
         else:
             operator = node if bounded is None else bounded.operator
             self.obstacles.append(f"{operator.op_type} at {source_of(node)} ({found})")
         return ()
+
+    def _kernel_of(self, node: ir.Node, group: Group) -> LoweredGroup | str:
+        """A node with its kernel, which equal groups share; or why there is none."""
+        if self.configurations:
+            group = replace(group, configuration=self.configurations.get(problem_of(group), {}))
+        key = group.key()
+        if key not in self.kernels:
+            self.kernels[key] = _build(self.model, node, group, self.target, len(self.kernels))
+        found = self.kernels[key]
+        if isinstance(found, str):
+            return found
+        symbol, kernel, numbers = found
+        return LoweredGroup(node, group, _bind(kernel, numbers, group), symbol)
 
 
 def _is_trivial(model: ir.Model, node: ir.Node) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from functools import partial
-from math import inf
+from math import inf, prod
 
 from ..runtime.symbolic.sizes import Domain, greatest_of
 from ..runtime.target import Target
@@ -66,6 +66,7 @@ from .versions import described, versions_of, with_versions
 
 _MAX_ELEMENTS = 2**31 - 1
 _MOST_TIMES = 3.0  # the least time predicted, beyond which a candidate is not measured
+_PRODUCTS = frozenset(["MatMul", "Gemm"])
 # Templates that take operands of any storage in the table of formats; all others take those that their types alone describe.
 _READ_FORMATS = frozenset(
     ["matmul", "matmul_tiles", "convolution", "convolution_channels_last", "transposed_convolution_channels_last"]
@@ -105,10 +106,24 @@ TEMPLATES: tuple[Template, ...] = (
         frozenset(["Multinomial"]),
     ),
     Template("topk", at_floors(topk.build, topk.obstacle), topk.OPERATORS),
-    Template("strassen_matmul", strassen_matmul.plan, frozenset(["MatMul", "Gemm"])),
-    Template("matmul", matmul.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
-    Template("fixed_point_matmul", fixed_point_matmul.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True, reads_weights=True),
-    Template("dequantized_matmul", dequantized_matmul.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True, reads_weights=True),
+    Template("strassen_matmul", strassen_matmul.plan, _PRODUCTS, stores_parts=True),
+    Template("matmul", matmul.plan, _PRODUCTS, reads_narrow=True, stores_parts=True),
+    Template(
+        "fixed_point_matmul",
+        fixed_point_matmul.plan,
+        _PRODUCTS,
+        reads_narrow=True,
+        reads_weights=True,
+        stores_parts=True,
+    ),
+    Template(
+        "dequantized_matmul",
+        dequantized_matmul.plan,
+        _PRODUCTS,
+        reads_narrow=True,
+        reads_weights=True,
+        stores_parts=True,
+    ),
     Template("panel_gather", panel_gather.plan, frozenset(["Gather"]), reads_weights=True),
     Template("product_rows", product_rows.plan, product_rows.OPERATORS, has_surroundings=True),
     Template(
@@ -133,8 +148,15 @@ TEMPLATES: tuple[Template, ...] = (
 
 # On CPUs with AMX.
 TILE_TEMPLATES: tuple[Template, ...] = (
-    Template("matmul_tiles", matmul_tiles.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
-    Template("fixed_point_tiles", fixed_point_tiles.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True, reads_weights=True),
+    Template("matmul_tiles", matmul_tiles.plan, _PRODUCTS, reads_narrow=True, stores_parts=True),
+    Template(
+        "fixed_point_tiles",
+        fixed_point_tiles.plan,
+        _PRODUCTS,
+        reads_narrow=True,
+        reads_weights=True,
+        stores_parts=True,
+    ),
     _channels_last("convolution_tiles", convolution_tiles.plan, {"Conv"}),
     _channels_last("transposed_convolution_tiles", transposed_convolution_tiles.plan, {"ConvTranspose"}),
 )
@@ -144,9 +166,9 @@ GPU_TEMPLATES: tuple[Template, ...] = (
     Template("gpu_mma_attention", attention_mma_gpu.plan, attention.ANCHORS, has_surroundings=True),
     Template("gpu_decode_attention", attention_decode_gpu.plan, attention.ANCHORS, has_surroundings=True),
     Template("gpu_attention", attention_gpu.plan, attention.ANCHORS, has_surroundings=True),
-    Template("gpu_wgmma_matmul", matmul_wgmma_gpu.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
-    Template("gpu_mma_matmul", matmul_mma_gpu.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
-    Template("gpu_matmul", gpu_matmul.plan, frozenset(["MatMul", "Gemm"])),
+    Template("gpu_wgmma_matmul", matmul_wgmma_gpu.plan, _PRODUCTS, reads_narrow=True),
+    Template("gpu_mma_matmul", matmul_mma_gpu.plan, _PRODUCTS, reads_narrow=True),
+    Template("gpu_matmul", gpu_matmul.plan, _PRODUCTS),
     Template("gpu_reduction", at_floors(gpu_reduction.build), reduction.OPERATORS),
     Template("gpu_normalization", at_floors(gpu_normalization.build), normalization.OPERATORS),
     Template("gpu_rows", rows_gpu.plan, rows.OPERATORS, has_surroundings=True),
@@ -236,6 +258,11 @@ def candidates(group: Group, target: Target) -> tuple[list[tuple[str, Candidate]
     return found, refused
 
 
+def stores_parts(name: str) -> bool:
+    """Whether the template of a name stores results as parts of others."""
+    return any(one.stores_parts for one in (*TEMPLATES, *TILE_TEMPLATES, *GPU_TEMPLATES) if one.name == name)
+
+
 def _dearer(one: Candidate, taken: Candidate, target: Target) -> str:
     """Why a candidate was not written."""
     cycles, fewest = (candidate.estimate.wall_cycles(target.machine) for candidate in (one, taken))
@@ -259,7 +286,10 @@ def measurable_templates(group: Group, target: Target) -> tuple[str, ...]:
 
 def _obstacle(group: Group) -> str:
     """Why no kernel can compute a group; empty where one might."""
-    if large := [name for name, kind in group.types.items() if greatest_of(kind.elements) > _MAX_ELEMENTS]:
+    sizes = {name: kind.elements for name, kind in group.types.items()} | {
+        one: prod(shape) for one, shape in group.enclosing.items()
+    }
+    if large := [name for name, elements in sizes.items() if greatest_of(elements) > _MAX_ELEMENTS]:
         return f"{large[0]} has more than {_MAX_ELEMENTS} elements, which 32-bit indices cannot reach"
     if wide := [name for name, kind in group.types.items() if kind.dtype == "complex128"]:
         return f"{wide[0]} is complex128, which no machine word holds"
@@ -295,6 +325,8 @@ def _plan(template: Template, group: Group, target: Target) -> Candidate | Refus
     """What a template would do for a group as it sees it."""
     if group.formats and template.name not in _READ_FORMATS:
         return Refusal("reads operands without scales")
+    if group.enclosing and not template.stores_parts:
+        return Refusal("stores whole results")
     seen = read_narrow(group) if template.reads_narrow else group
     seen = read_weights(seen) if template.reads_weights else seen
     is_bare = not anchors_of(group) or has_epilogue_only(seen)

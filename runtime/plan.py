@@ -15,11 +15,12 @@ import ml_dtypes  # noqa: F401  (registers bfloat16, float8 and int4 with NumPy)
 import numpy as np
 
 from .gpu.tensor_maps import TensorMap
+from .memory.regions import Region as Region
 from .streaming.storage import PAGE as PAGE
 from .symbolic.shapes import hinted
 from .symbolic.sizes import Dim, Size, greatest_of
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 ARENA, CONSTANTS, STATES, BARRIERS, CALLER = "arena", "constants", "state", "barriers", "caller"  # that the compiler makes
 EVENTS = "events"  # of the table of addresses: where the semaphores lie on which streams meet
 VECTOR_ALIGNMENT = 16  # bytes whose multiples operands and results of a GPU's kernels begin at
@@ -189,15 +190,6 @@ class State:
     type: TensorType
     buffer: str
     initial: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Bytes [offset, offset + size_bytes) of a buffer: what a step reads or writes."""
-
-    buffer: str
-    offset: int
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

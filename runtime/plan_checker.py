@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations, pairwise
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from .gpu.tensor_maps import BLOCK_SHARED_BYTES, tensor_map_fault
+from .memory.regions import close_pairs, meet, region_fault
 from .plan import (
     ALIGNMENT,
     DIMENSIONS,
@@ -158,6 +159,8 @@ def _check_steps(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
         where = f"step {index}"
         for region in step_reads(step) + step_writes(step):
             yield from _check_region(where, region, buffers)
+            if region.rows > 1 and not (isinstance(step, Launch) and not _has_grids(step, kernels)):
+                yield Fault(where, f"rows of {region.buffer} have a pitch, which kernels of CPUs alone know of")
         for region in step_writes(step):
             buffer = buffers.get(region.buffer)
             if buffer and (buffer.role in (Role.CONSTANT, Role.INPUT) or (buffer.role in _KEPT_ROLES and buffer.renews is None)):
@@ -186,13 +189,16 @@ def _check_steps(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
     yield from _check_grids(plan)
 
 
+def _has_grids(step: Launch, kernels: Mapping[str, Kernel]) -> bool:
+    return step.kernel in kernels and bool(kernels[step.kernel].grids)
+
+
 def _check_region(where: str, region: Region, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
     buffer = buffers.get(region.buffer)
     if buffer is None:
         yield Fault(where, f"buffer {region.buffer} does not exist")
-    elif region.offset < 0 or region.size_bytes < 0 or region.offset + region.size_bytes > buffer.size_bytes:
-        extent = f"[{region.offset}, {region.offset + region.size_bytes})"
-        yield Fault(where, f"bytes {extent} are not inside {region.buffer}, which has {buffer.size_bytes}")
+    elif what := region_fault(region, buffer.size_bytes):
+        yield Fault(where, what)
 
 
 def _check_grids(plan: Plan) -> Iterator[Fault]:
@@ -282,8 +288,8 @@ class _Schedule:
         """The region in its space; a caller's buffer is a space of its own."""
         buffer = self.buffers[region.buffer]
         if buffer.offset is None:
-            return Region(f"buffer {buffer.name}", region.offset, region.size_bytes)
-        return Region(f"space {buffer.space}", buffer.offset + region.offset, region.size_bytes)
+            return replace(region, buffer=f"buffer {buffer.name}")
+        return replace(region, buffer=f"space {buffer.space}", offset=buffer.offset + region.offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,12 +309,6 @@ def _uses(steps: Sequence[Step]) -> dict[str, list[_Use]]:
     return dict(uses)
 
 
-def _meet(first: Region, second: Region) -> bool:
-    """Whether two regions share a byte."""
-    start = max(first.offset, second.offset)
-    return first.buffer == second.buffer and start < min(first.offset + first.size_bytes, second.offset + second.size_bytes)
-
-
 def _check_coverage(schedule: _Schedule) -> Iterator[Fault]:
     """Every byte read was written by a step before, and every output is written."""
     yield from (Fault(where, what) for where, what in coverage_faults(schedule.plan, schedule.is_before))
@@ -319,8 +319,9 @@ def _check_races(schedule: _Schedule) -> Iterator[Fault]:
     if schedule.streams == 1:
         return
     for name, uses in schedule.uses.items():
-        for first, second in combinations(uses, 2):
-            conflicts = (first.is_write or second.is_write) and first.step != second.step and _meet(first.region, second.region)
+        for pair in close_pairs([(use.region, use) for use in uses]):
+            first, second = sorted(pair, key=lambda use: use.step)
+            conflicts = (first.is_write or second.is_write) and first.step != second.step
             if conflicts and not schedule.is_before(first.step, second.step):
                 yield Fault(f"step {second.step}", f"its use of {name} is not ordered with that of step {first.step}")
 
@@ -335,19 +336,18 @@ def _check_overlap_in_steps(schedule: _Schedule) -> Iterator[Fault]:
         writes = list(map(schedule.place, step_writes(step)))
         pairs = step.inplace if isinstance(step, Launch) else ()
         for number, write in enumerate(writes):
-            if any(_meet(other, write) for other in writes[:number]):
+            if any(meet(other, write) for other in writes[:number]):
                 yield Fault(f"step {index}", f"two of its writes share bytes of {write.buffer}")
             for place, read in enumerate(reads):
-                if _meet(read, write) and not (read == write and (number, place) in pairs):
+                if meet(read, write) and not (read == write and (number, place) in pairs):
                     yield Fault(f"step {index}", f"its write {number} and read {place} share bytes of {write.buffer}")
 
 
 def _check_single_writes(schedule: _Schedule) -> Iterator[Fault]:
     """No step overwrites a byte of a buffer that another step has written there: parts of a buffer are of different values."""
     for name, uses in schedule.uses.items():
-        writes = sorted((use for use in uses if use.is_write and use.region.size_bytes), key=lambda use: use.region.offset)
-        for first, second in pairwise(writes):
-            if first.step != second.step and _meet(first.region, second.region):
+        for first, second in close_pairs([(use.region, use) for use in uses if use.is_write]):
+            if first.step != second.step:
                 steps = sorted((first.step, second.step))
                 what = f"it overwrites byte {second.region.offset} of {name}, which is of step {steps[0]}"
                 yield Fault(f"step {steps[1]}", what)

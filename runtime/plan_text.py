@@ -138,7 +138,9 @@ def _name(name: str) -> str:
 
 
 def _region(region: Region) -> str:
-    return f"{_name(region.buffer)}[{region.offset}:{region.offset + region.size_bytes}]"
+    """Bytes of the first row, and of more rows their number and pitch: "x[64:96]", "x[64:96 rows 10 pitch 128]"."""
+    rows = f" rows {region.rows} pitch {region.pitch}" if region.rows > 1 else ""
+    return f"{_name(region.buffer)}[{region.offset}:{region.offset + region.size_bytes // region.rows}{rows}]"
 
 
 def _regions(regions: Iterable[Region]) -> str:
@@ -205,10 +207,17 @@ class _Line:
         start = self.number()
         self.take(":")
         end = self.number()
-        self.take("]")
         if end < start:
             raise _SyntaxError(f"region of {buffer!r} ends at {end}, before its start {start}")
-        return Region(buffer, start, end - start)
+        rows, pitch = 1, 0
+        if self.at("rows"):
+            rows = self.number()
+            self.take("pitch")
+            pitch = self.number()
+            if rows < 2:
+                raise _SyntaxError(f"region of {buffer!r} has {rows} rows of a pitch, expected 2 or more")
+        self.take("]")
+        return Region(buffer, start, (end - start) * rows, rows, pitch)
 
     def regions(self) -> tuple[Region, ...]:
         return self.items("(", self.region, ")")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from .memory.regions import first_missing, merged
 from .plan import COMPUTE, LASTING_ROLES, PAGE, SCRATCH, STORAGE, Buffer, Copy, Plan, Region, Role, Step, step_reads, step_writes
 
 Found = tuple[str, str]  # where, and what is wrong there
@@ -151,8 +152,8 @@ def coverage_faults(plan: Plan, is_before: Callable[[int, int], bool]) -> Iterat
     scratch = {one.name for one in plan.buffers if one.space == SCRATCH}
     written: dict[str, list[_Written]] = defaultdict(list)
 
-    def before(step: int, name: str) -> Iterator[Region]:
-        return (one.region for one in written[name] if is_before(one.step, step))
+    def before(step: int, name: str) -> list[Region]:
+        return [one.region for one in written[name] if is_before(one.step, step)]
 
     for index, step in enumerate(plan.steps):
         if isinstance(step, Copy) and scratch.intersection((step.source.buffer, step.destination.buffer)):
@@ -164,34 +165,22 @@ def coverage_faults(plan: Plan, is_before: Callable[[int, int], bool]) -> Iterat
     outputs = {port.buffer: f"output {port.name}" for port in plan.outputs}
     renewed = {one.name: f"{one.role} {one.renews}" for one in plan.buffers if one.renews is not None}
     for name, where in {**outputs, **renewed, **{name: f"extent {name}" for name in plan.counts}}.items():
-        missing = _first_missing(Region(name, 0, buffers[name].size_bytes), (one.region for one in written[name]))
+        missing = first_missing(Region(name, 0, buffers[name].size_bytes), (one.region for one in written[name]))
         if missing is not None:
             yield where, f"byte {missing} is never written"
 
 
-def _unwritten_reads(
-    index: int, step: Step, tracked: set[str], before: Callable[[int, str], Iterator[Region]]
-) -> Iterator[Found]:
+def _unwritten_reads(index: int, step: Step, tracked: set[str], before: Callable[[int, str], list[Region]]) -> Iterator[Found]:
     for region in step_reads(step):
-        if region.buffer in tracked and (missing := _first_missing(region, before(index, region.buffer))) is not None:
+        if region.buffer in tracked and (missing := first_missing(region, before(index, region.buffer))) is not None:
             yield f"step {index}", f"it reads byte {missing} of {region.buffer}, which no step before it has written"
 
 
 def _moved(step: Copy, written: Iterable[Region]) -> Iterator[Region]:
     """What a copy leaves at its destination of what has been written of its source."""
     behind = step.destination.offset - step.source.offset
-    for region in written:
+    for region in (one for one in merged(written) if one.rows == 1):
         start = max(region.offset, step.source.offset)
         end = min(region.offset + region.size_bytes, step.source.offset + step.source.size_bytes)
         if start < end:
             yield Region(step.destination.buffer, start + behind, end - start)
-
-
-def _first_missing(region: Region, written: Iterable[Region]) -> int | None:
-    """The first byte of a region outside all the written ones."""
-    position, end = region.offset, region.offset + region.size_bytes
-    for piece in sorted(written, key=lambda piece: piece.offset):
-        if position >= end or piece.offset > position:
-            break
-        position = max(position, piece.offset + piece.size_bytes)
-    return position if position < end else None

@@ -2,16 +2,17 @@
 
 A tensor is dense and row-major, so a part of one is contiguous where all dimensions before the axis that is cut are 1. Then a
 Slice, a Split or a Gather of neighbours is its source's bytes from some offset on; and the producers of a Concat's operands can
-write straight into the Concat's bytes. Values are written once, so that sharing bytes is always sound for what reads them; what
-writes in place of what it reads must be the last to use that buffer, and the first to use its own. Parts begin at any element:
-kernels of CPUs assume of a pointer no more than that, since a caller's arrays have no other alignment. Those of GPUs load
-vectors, so that parts begin at multiples of `alignment` bytes there.
+write straight into the Concat's bytes. Along another axis those can whose kernels store rows with the Concat's pitch. Values are
+written once, so that sharing bytes is always sound for what reads them; what writes in place of what it reads must be the last to
+use that buffer, and the first to use its own. Parts begin at any element: kernels of CPUs assume of a pointer no more than that,
+since a caller's arrays have no other alignment. Those of GPUs load vectors, so that parts begin at multiples of `alignment` bytes
+there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import onnx_ir as ir
@@ -28,10 +29,12 @@ _PARTS = ("Gather", "Slice", "Split")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The bytes of `value` from `offset_bytes` on."""
+    """The bytes of `value` from `offset_bytes` on; or `rows` equal parts of it, whose beginnings are `pitch_bytes` apart."""
 
     value: ir.Value
     offset_bytes: int
+    rows: int = 1
+    pitch_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +96,16 @@ def remove_unread_views(value: ir.Value) -> list[ir.Value | None]:
     return left
 
 
-def find_aliases(graph: ir.Graph, owners: Iterable[ir.Value], alignment: int = 1) -> Aliases:
+def find_aliases(
+    graph: ir.Graph, owners: Iterable[ir.Value], alignment: int = 1, pitched: Container[ir.Value] = frozenset()
+) -> Aliases:
     """What of a graph without control flow needs no memory of its own. Linear in the graph, but for runs through nested parts.
 
     `owners` are the values whose bytes go to the caller: they, or what they are views of, keep memory of their own. No value
-    begins but at a multiple of `alignment` bytes of another.
+    begins but at a multiple of `alignment` bytes of another. Of the values `pitched`, each all that a Concat along an inner axis
+    reads or none of it, kernels store the rows with the Concat's pitch.
     """
-    search = _Search({view_root(value) for value in owners}, alignment)
+    search = _Search({view_root(value) for value in owners}, alignment, pitched)
     for node in graph:
         if rejection := search.visit(node):
             search.rejections.append(rejection)
@@ -207,18 +213,23 @@ class _Search:
 
     owners: set[ir.Value]
     alignment: int
+    pitched: Container[ir.Value]
     parents: dict[ir.Value, Place] = field(default_factory=dict)
     free: dict[ir.Node, tuple[tuple[ir.Value, int], ...]] = field(default_factory=dict)
     rejections: list[Rejection] = field(default_factory=list)
 
     def place(self, value: ir.Value) -> Place:
-        """The memory that holds a value, so far; the way there is shortened for who asks next."""
-        way, place = [], Place(value, 0)
-        while (parent := self.parents.get(place.value)) is not None:
-            way.append((place.value, place.offset_bytes))
-            place = Place(parent.value, place.offset_bytes + parent.offset_bytes)
-        for passed, offset in way:
-            self.parents[passed] = Place(place.value, place.offset_bytes - offset)
+        """The memory that holds a value, so far; the way there is shortened for who asks next. What has a pitch holds nothing."""
+        way, offset, current = [], 0, value
+        first = self.parents.get(value, Place(value, 0))
+        while (parent := self.parents.get(current)) is not None:
+            way.append((current, offset))
+            current, offset = parent.value, offset + parent.offset_bytes
+        for passed, before in way:
+            self.parents[passed] = Place(current, offset - before)
+        place = replace(first, value=current, offset_bytes=offset)
+        if way:
+            self.parents[value] = place
         return place
 
     def visit(self, node: ir.Node) -> Rejection | None:
@@ -254,11 +265,15 @@ class _Search:
         if kind.is_symbolic:
             return Rejection(f"Concat is computed: a call decides where its pieces begin in %{result.name}", (node,))
         axis = node.attributes.get_int("axis", 1) % len(kind.shape)
+        pieces = [piece for piece in node.inputs if piece is not None]
+        if not is_outermost(kind.shape, axis) and all(piece in self.pitched for piece in pieces):
+            self._join_rows(node, pieces, prod(kind.shape[:axis]))
+            return None
         if not is_outermost(kind.shape, axis):
             rows = prod(kind.shape[:axis])
             return Rejection(f"Concat is computed: its pieces come {rows} times each in %{result.name}", (node,))
         copies, faults, copied = [], [], 0
-        runs = _runs([piece for piece in node.inputs if piece is not None], self.place)
+        runs = _runs(pieces, self.place)
         for run in runs:
             if fault := _fault(run, self.owners, self.parents) or self._misplaced(run):
                 faults.append(fault)
@@ -272,6 +287,15 @@ class _Search:
             return Rejection(f"Concat is computed: {'; '.join(dict.fromkeys(faults))}", (node,))
         self.free[node] = tuple(copies)
         return Rejection(f"{copied} bytes of %{result.name} are copied: {'; '.join(faults)}", (node,)) if faults else None
+
+    def _join_rows(self, node: ir.Node, pieces: Sequence[ir.Value], rows: int) -> None:
+        """Put pieces, of so many rows each, side by side into a Concat."""
+        result = node.outputs[0]
+        pitch, begin = tensor_type(result).size_bytes // rows, 0
+        for piece in pieces:
+            self.parents[piece] = Place(result, begin, rows, pitch)
+            begin += tensor_type(piece).size_bytes // rows
+        self.free[node] = ()
 
     def _misplaced(self, run: _Run) -> str | None:
         """Why a run may not begin where it would lie in a Concat."""

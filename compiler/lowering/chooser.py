@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ...kernels.groups.group import Group
-from ...kernels.registry import candidates
+from ...kernels.registry import candidates, stores_parts
 from ...runtime.precision import Precision
 from ...runtime.target import Target
 from ..ir.assignments.kernel_choice import KernelChoice, NoKernel, Variant
@@ -71,5 +71,6 @@ class KernelChooser:
             if ranked:
                 template, best = ranked[0]
                 cycles, unit = best.estimate.wall_cycles(self.target.machine), best.estimate.unit
-                self.known[key] = KernelChoice(template, cycles, unit, best.transforms_weights, best.stored_runs)
+                parts = stores_parts(template)
+                self.known[key] = KernelChoice(template, cycles, unit, best.transforms_weights, best.stored_runs, parts)
         return self.known[key]

@@ -69,11 +69,12 @@ class PlanDraft:
     parameters: dict[str, tuple[ir.Value, Pack | None]] = field(default_factory=dict)
 
 
-def aliases_of(model: ir.Model, target: Target) -> Aliases:
-    """What of a graph needs no memory of its own; what the caller gets is written where he wants it."""
+def aliases_of(model: ir.Model, target: Target, pitched: frozenset[ir.Value] = frozenset()) -> Aliases:
+    """What of a graph needs no memory of its own; what the caller gets is written where he wants it. `pitched`: as of
+    `find_aliases`."""
     results = [_result(value, _trim_under(model, value)) for value in model.graph.outputs]
     counts = [trim.count for value in model.graph.outputs if (trim := _trim_under(model, value)) is not None]
-    return find_aliases(model.graph, results + counts, VECTOR_ALIGNMENT if target.is_gpu else 1)
+    return find_aliases(model.graph, results + counts, VECTOR_ALIGNMENT if target.is_gpu else 1, pitched)
 
 
 def launch_label(item: LoweredGroup) -> str:
@@ -218,7 +219,7 @@ class _Drafting:
         """Where a value lies: a buffer made at its first use, or a part of one."""
         place = self.aliases.place(value)
         buffer = self._buffer(place.value)
-        return Region(buffer, place.offset_bytes, tensor_type(value).size_bytes)
+        return Region(buffer, place.offset_bytes, tensor_type(value).size_bytes, place.rows, place.pitch_bytes)
 
     def _buffer(self, value: ir.Value) -> str:
         """The buffer of a value that has memory of its own."""
@@ -270,6 +271,7 @@ class _Drafting:
             (out, read)
             for out, read in item.kernel.inplace
             if all(r.buffer != reads[read].buffer for position, r in enumerate(reads) if position != read)
+            and writes[out].rows == 1
         )
         return Launch(item.symbol, tuple(reads), tuple(writes), tuple(scratch), inplace, label=launch_label(item))
 

@@ -7,7 +7,7 @@ last time. A program lies between the two (`coldness.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
@@ -61,7 +61,7 @@ class IsolatedRun:
 
     def answer(self) -> Timing | None:
         """The times on this machine; None where no template computes the group."""
-        kernel = build_kernel(self.group, self.target)
+        kernel = build_kernel(replace(self.group, enclosing={}), self.target)
         if not isinstance(kernel, BuiltKernel):
             return None
         function = on_one_thread(kernel.function) if self.is_serial else kernel.function

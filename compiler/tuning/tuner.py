@@ -136,7 +136,7 @@ def problems_of(model: ir.Model, options: Options) -> tuple[list[Problem], int]:
     lowered, _ = lower_groups(model, options.target, options.precision)
     same: dict[str, list[tuple[Group, BuiltKernel]]] = {}
     for item in lowered:
-        same.setdefault(problem_of(item.group), []).append((item.group, item.kernel))
+        same.setdefault(problem_of(item.group), []).append((replace(item.group, enclosing={}), item.kernel))
     problems = [_problem(text, found, options.target) for text, found in same.items()]
     constants = {name: item.group.types[name].size_bytes for item in lowered for name in item.group.constants}
     ranked = sorted((one for one in problems if one is not None), key=lambda one: -one.estimated_us)

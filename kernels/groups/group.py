@@ -11,6 +11,7 @@ import numpy as np
 
 from ...runtime.plan import TensorType
 from ...runtime.precision import TOLERANCES, Precision, Tolerance
+from ...runtime.symbolic.sizes import SizeLike
 from ..formats.format import Storage
 from .configuration import Configuration
 
@@ -42,6 +43,8 @@ class Group:
     constant operands that anchors read as integers, by the names of these. With `shares_weights` kernels for other sizes read the
     constant operands of products, too, so that their packing must not depend on sizes. With `updates_state` it reads a state, in
     whose place the new value might be made: its kernel must say where that may be, and pays with what LLVM knows of its pointers.
+    `enclosing`: the shapes of the tensors as parts of which outputs are stored, by the names of these: equal but for one
+    dimension. A kernel then gets a pointer to the part's first element.
     """
 
     ops: tuple[Op, ...]
@@ -58,6 +61,7 @@ class Group:
     weights: Mapping[str, Op] = field(default_factory=dict)
     shares_weights: bool = False
     updates_state: bool = False
+    enclosing: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property
     def producers(self) -> dict[str, Op]:
@@ -79,6 +83,18 @@ class Group:
     def tolerance(self) -> Tolerance:
         """The errors that the group's precision allows."""
         return TOLERANCES[self.precision]
+
+    def memory_shape(self, name: str) -> tuple[int, ...]:
+        """The shape whose row-major places the elements of a value have."""
+        return self.enclosing.get(name, self.types[name].shape)
+
+    def row_pitch(self, name: str, columns: SizeLike) -> SizeLike | None:
+        """The elements from a row of the outputs, which have the shape of `name`, to the next, where these are rows of `columns`
+        and within others; 0 where they are no such rows. None: the outputs are no parts."""
+        wide, shape = next(iter(self.enclosing.values()), None), self.types[name].shape
+        if wide is None:
+            return None
+        return wide[-1] if shape[-1:] == (columns,) and wide[:-1] == shape[:-1] else 0
 
     def storage(self, name: str) -> Storage:
         """How a value is stored."""
@@ -103,7 +119,7 @@ class Group:
             for name in numbers
             if name
         ]
-        flags = self.is_on_branch, self.shares_weights, self.updates_state
+        flags = self.is_on_branch, self.shares_weights, self.updates_state, list(self.enclosing.values())
         return repr((ops, outputs, sorted(zeros), facts, self.precision, *flags))
 
     def value_order(self) -> dict[str, int]:

@@ -378,6 +378,7 @@ class MatMulKernel:
         """The epilogue of sums. `is_corrected`: they began with `_first_sums`."""
         group, builder = self.group, self.builder
         shape = group.types[self.anchor.outputs[0]].shape
+        pitch = group.row_pitch(self.anchor.outputs[0], self.b.lines)
         kind = self.dtype if "float" in self.dtype and "int" in self.accumulator else self.accumulator
         correction = None if is_corrected else self._first_sums(1)
 
@@ -386,7 +387,8 @@ class MatMulKernel:
             line = batch * self.a.lines + m
             offset = line * self.b.lines + n
             index = (*unravel(line, shape[:-1]), n) if shape[-1:] == (self.b.lines,) else unravel(offset, shape)
-            store_epilogue(group, builder, self.anchor, index, tirx.Cast(self.dtype, self._with_bias(index, value)), offset)
+            place = offset if pitch is None else line * pitch + n if pitch else None
+            store_epilogue(group, builder, self.anchor, index, tirx.Cast(self.dtype, self._with_bias(index, value)), place)
 
         return store
 

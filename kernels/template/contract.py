@@ -112,6 +112,7 @@ class Template:
     groups of its anchors with such operators are not for it. `has_prologue`: it computes a prologue of its first operand where it
     reads it. `reads_narrow`: it loads bfloat16 and float16 operands directly; it is shown the group without the Casts to float32.
     `reads_weights`: it loads constant integers with scales directly; it is shown the group without their DequantizeLinear.
+    `stores_parts`: it stores a result as a part of the tensor that encloses it.
     """
 
     name: str
@@ -121,3 +122,4 @@ class Template:
     reads_narrow: bool = False
     has_prologue: bool = False
     reads_weights: bool = False
+    stores_parts: bool = False

@@ -74,9 +74,9 @@ def store_epilogue(
     if len(elements) > 1 and not builder.is_grid:  # all are known before the first is stored: in place of what another reads
         elements = [builder.name(element) for element in elements]
     for out, element in zip(outputs, elements, strict=True):
-        kind = group.types[out]
-        place = row_major(index, kind.shape) if offset is None else offset
-        builder.store(builder.parameter(out, kind.elements, kind.dtype), place, element)
+        shape = group.memory_shape(out)
+        place = row_major(index, shape) if offset is None else offset
+        builder.store(builder.parameter(out, prod(shape), group.types[out].dtype), place, element)
 
 
 def cover(builder: KernelBuilder, extent: SizeLike, lanes: int, body: Callable[[Expr], None]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -19,6 +20,7 @@ import tvm
 import tvm_ffi
 from onnx.reference import ReferenceEvaluator
 from prefuse.compiler.lowering.native import compile_module, link_library
+from prefuse.kernels.codegen.builder import row_major
 from prefuse.kernels.groups.configuration import TEMPLATE
 from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.registry import build_kernel
@@ -208,7 +210,7 @@ def run(cases: Sequence[Case], target: Target) -> None:
         one = _Run(case, kernel, function)
         again = {position - len(kernel.operands) for position in read_back(kernel.function)}
         first = one.outputs(_on_threads, at_end=False)
-        for pair in (None, *kernel.inplace):
+        for pair in (None, *(() if case.group.enclosing else kernel.inplace)):
             read = again if pair is None else again | {pair[0]}
             for how, way, at_end in (
                 ("at another place", _on_threads, True),
@@ -355,7 +357,8 @@ class _Run:
         read = [Guarded(array.nbytes, POISON, at_end=at_end) for array in operands]
         for one, array in zip(read, operands, strict=True):
             one.bytes[:] = array
-        sizes = [self.case.group.types[name].size_bytes for name in self.case.group.outputs]
+        group = self.case.group
+        sizes = [_end_bytes(group, name) for name in group.outputs]
         scratch = [self.kernel.workspace_bytes] if self.kernel.workspace_bytes else []
         written = [Guarded(size, POISON, at_end=at_end) for size in (*sizes, *scratch)]
         places = [one.address for one in (*read, *written)]
@@ -370,4 +373,24 @@ class _Run:
         assert all(np.array_equal(one.bytes, array) for one, array in zip(read, operands, strict=True)), (
             f"{label}: writes to its operands"
         )
-        return [one.bytes.tobytes() for one in written[: len(sizes)]]
+        return [_part(group, name, one.bytes) for name, one in zip(group.outputs, written, strict=False)]
+
+
+def _end_bytes(group: Group, name: str) -> int:
+    """What lies between the first and the last element of an output, with these, where it is stored."""
+    kind, shape = group.types[name], group.memory_shape(name)
+    last = row_major([extent - 1 for extent in kind.shape], shape)
+    return kind.bytes_of(last + 1) if kind.elements else 0
+
+
+def _part(group: Group, name: str, memory: np.ndarray) -> bytes:
+    """The elements of an output, between which all bytes must still be poison."""
+    if name not in group.enclosing:
+        return memory.tobytes()
+    kind, shape = group.types[name], group.enclosing[name]
+    strides = [kind.bytes_of(prod(shape[axis + 1 :])) for axis in range(len(shape))]
+    elements = np.lib.stride_tricks.as_strided(memory.view(kind.dtype), kind.shape, strides)
+    found = elements.tobytes()
+    elements.view(np.uint8)[...] = POISON
+    assert (memory == POISON).all(), f"{name}: writes between its rows"
+    return found

@@ -99,6 +99,12 @@ class _Draft:
             for offset in self.rng.permutation([0, size]):
                 self._launch(reads, Region(made.buffer, int(offset), size))
             return made if self.rng.random() < 0.5 else Region(made.buffer, int(self.rng.choice([0, size])), size)
+        if self.rng.random() < 0.15:  # by columns of some rows
+            rows, left, right = int(self.rng.integers(2, 7)), *(_UNIT * int(one) for one in self.rng.integers(1, 40, 2))
+            made = self._buffer(f"a{number}", Role.ACTIVATION, rows * (left + right), "arena")
+            for begin, width in self.rng.permutation([(0, left), (left, right)]):
+                self._launch(reads, Region(made.buffer, int(begin), rows * int(width), rows, left + right))
+            return made
         made = self._buffer(f"a{number}", Role.ACTIVATION, size, "arena")
         self._launch(reads, made)
         return made
@@ -106,7 +112,8 @@ class _Draft:
     def _launch(self, reads: list[Region], write: Region) -> None:
         number = len(self.kernels)
         scratch = [self._buffer(f"t{number}", Role.WORKSPACE, self._size(), "arena")] if self.rng.random() < 0.3 else []
-        inplace = ((0, 0),) if reads[0].size_bytes == write.size_bytes and self.rng.random() < 0.6 else ()
+        may_be_in_place = reads[0].size_bytes == write.size_bytes and write.rows == 1
+        inplace = ((0, 0),) if may_be_in_place and self.rng.random() < 0.6 else ()
         self.kernels.append(Kernel(f"k{number}", "elementwise", len(reads) + 1 + len(scratch)))
         self.steps.append(Launch(f"k{number}", tuple(reads), (write,), tuple(scratch), inplace, 0, f"step {len(self.steps)}"))
 

@@ -53,8 +53,8 @@ def _races(plan: Plan) -> Iterator[str]:
         last[step.stream] = index
         after.append(known)
     buffers = {buffer.name: buffer for buffer in plan.buffers}
-    reads = [[_place(buffers, one) for one in step_reads(step)] for step in plan.steps]
-    writes = [[_place(buffers, one) for one in step_writes(step)] for step in plan.steps]
+    reads = [[place for one in step_reads(step) for place in _places(buffers, one)] for step in plan.steps]
+    writes = [[place for one in step_writes(step) for place in _places(buffers, one)] for step in plan.steps]
     for second in range(len(plan.steps)):
         for first in range(second):
             if first not in after[second] and (
@@ -63,12 +63,13 @@ def _races(plan: Plan) -> Iterator[str]:
                 yield f"steps {first} and {second} race"
 
 
-def _place(buffers: dict[str, Buffer], region: Region) -> tuple[str, int, int]:
+def _places(buffers: dict[str, Buffer], region: Region) -> Iterator[tuple[str, int, int]]:
+    """Where each row of a region begins and ends."""
     buffer = buffers[region.buffer]
-    if buffer.offset is None:
-        return buffer.name, region.offset, region.offset + region.size_bytes
-    start = buffer.offset + region.offset
-    return f"space {buffer.space}", start, start + region.size_bytes
+    space = buffer.name if buffer.offset is None else f"space {buffer.space}"
+    for row in range(region.rows):
+        start = (buffer.offset or 0) + region.offset + row * region.pitch
+        yield space, start, start + region.size_bytes // region.rows
 
 
 def _meet(some: list[tuple[str, int, int]], others: list[tuple[str, int, int]]) -> bool:
@@ -104,14 +105,13 @@ class _Memory:
         return self.buffers[region.buffer].space
 
     def _units(self, region: Region) -> np.ndarray:
+        """The units of each row of a region, as they are in memory: assigning to them writes there."""
         buffer = self.buffers[region.buffer]
         memory = self.own[buffer.name] if buffer.offset is None else self.spaces[buffer.space]
-        start = (buffer.offset or 0) + region.offset
-        return memory[start // _UNIT : -(-(start + region.size_bytes) // _UNIT)]
+        return _rows(memory[(buffer.offset or 0) // _UNIT :], region)
 
     def _expected(self, region: Region) -> np.ndarray:
-        begin, end = region.offset // _UNIT, -(-(region.offset + region.size_bytes) // _UNIT)
-        return self.meant[region.buffer] + np.arange(begin, end)
+        return self.meant[region.buffer] + _rows(np.arange(-(-region.end // _UNIT)), region)
 
     def faults(self) -> Iterator[str]:
         for buffer in self.plan.buffers:
@@ -151,3 +151,13 @@ class _Memory:
         if isinstance(step, Copy) and self._space(step.source) == STORAGE:
             return self._units(step.source).copy()
         return self._expected(region)
+
+
+def _rows(memory: np.ndarray, region: Region) -> np.ndarray:
+    """Units of a region's rows in those of its buffer; a last one may be a part."""
+    begin, width = region.offset // _UNIT, -(-(region.size_bytes // region.rows) // _UNIT)
+    if region.rows == 1:
+        return memory[begin : -(-region.end // _UNIT)]
+    assert region.offset % _UNIT == region.pitch % _UNIT == 0
+    strides = (region.pitch // _UNIT * memory.itemsize, memory.itemsize)
+    return np.lib.stride_tricks.as_strided(memory[begin:], (region.rows, width), strides)

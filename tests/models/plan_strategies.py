@@ -138,11 +138,11 @@ def _renew(draft: _Draft, state: State, values: list[Region]) -> None:
 
 
 def _produce(draft: _Draft, values: list[Region]) -> Region:
-    """Add one step, or two for a buffer written in halves, that make a new value."""
+    """Add one step, or two for a buffer written in halves or by columns, that make a new value."""
     draw = draft.draw
     reads = tuple(draw(st.lists(st.sampled_from(values), min_size=1, max_size=3)))
     space = draw(st.sampled_from(["arena", "arena", "device"]))
-    match draw(st.sampled_from(["launch", "launch", "launch", "halves", "copy", "host"])):
+    match draw(st.sampled_from(["launch", "launch", "launch", "halves", "columns", "copy", "host"])):
         case "copy":
             made = draft.buffer(Role.ACTIVATION, reads[0].size_bytes, space)
             draft.add(Copy(reads[0], made, draft.stream()))
@@ -156,6 +156,11 @@ def _produce(draft: _Draft, values: list[Region]) -> Region:
                 is_in_place = half == reads[0].size_bytes and reads.count(reads[0]) == 1
                 _launch(draft, reads, Region(made.buffer, offset, half), ((0, 0),) if is_in_place else ())
             values.append(Region(made.buffer, draw(st.sampled_from([0, half])), half))
+        case "columns":
+            rows, left, right = (draw(st.integers(low, high)) for low, high in ((2, 9), (1, 40), (1, 40)))
+            made = draft.buffer(Role.ACTIVATION, rows * (left + right), space)
+            for begin, width in draw(st.permutations([(0, left), (left, right)])):
+                _launch(draft, reads, Region(made.buffer, begin, rows * width, rows, left + right), ())
         case _:
             made = draft.buffer(Role.ACTIVATION, reads[0].size_bytes, space)
             _launch(draft, reads, made, ((0, 0),) if reads.count(reads[0]) == 1 else ())
@@ -226,7 +231,8 @@ def _bytes(plan: Plan, region: Region) -> Iterator[tuple[tuple[str, int], tuple[
     """Address and identity of each byte of a region."""
     buffer = next(buffer for buffer in plan.buffers if buffer.name == region.buffer)
     space = buffer.name if buffer.offset is None else f"space {buffer.space}"
-    for index in range(region.offset, region.offset + region.size_bytes):
+    starts = [region.offset + row * region.pitch for row in range(region.rows)]
+    for index in (start + byte for start in starts for byte in range(region.size_bytes // region.rows)):
         yield (space, (buffer.offset or 0) + index), (buffer.name, index)
 
 

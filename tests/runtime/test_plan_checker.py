@@ -17,6 +17,7 @@ from prefuse.runtime.plan import (
     Buffer,
     Copy,
     Extent,
+    Grid,
     Host,
     Kernel,
     Launch,
@@ -224,6 +225,62 @@ def test_parts_of_a_buffer_are_right() -> None:
 def test_wrong_parts_are_rejected(plan: Plan, fault: str) -> None:
     faults = [str(found) for found in check_plan(plan)]
     assert any(fault in found for found in faults), faults
+
+
+def columns(*regions: Region) -> Plan:
+    """A buffer of 4 rows of 128 bytes, whose columns are of several launches, and which a last one reads."""
+    kept = tuple(buffer for buffer in example().buffers if buffer.name in "xy")
+    launches = [Launch("k", (whole("x"),), (region,)) for region in regions]
+    return replace(
+        example(),
+        buffers=(*kept, Buffer("c", Role.ACTIVATION, 512, "arena", 0)),
+        steps=(*launches, Launch("k", (Region("c", 0, 512),), (whole("y"),))),
+    )
+
+
+LEFT, RIGHT = Region("c", 0, 160, 4, 128), Region("c", 40, 352, 4, 128)
+TURNED = Kernel("k", "gpu_matmul", 2, grids=(Grid("k", 1, 32),))
+
+
+def test_columns_of_a_buffer_are_right() -> None:
+    assert check_plan(columns(LEFT, RIGHT)) == ()
+    assert check_plan(columns(RIGHT, LEFT)) == ()
+    assert simulated_faults(columns(RIGHT, LEFT)) == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "fault"),
+    [
+        (columns(LEFT), "step 1: it reads byte 0 of c, which no step before it has written"),
+        (columns(LEFT, replace(RIGHT, offset=44, size_bytes=336)), "step 2: it reads byte 0 of c, which no step"),
+        (columns(LEFT, replace(RIGHT, offset=36, size_bytes=368)), "step 1: it overwrites byte 36 of c, which is of step 0"),
+        (columns(LEFT, replace(RIGHT, rows=2, size_bytes=176)), "step 2: it reads byte 0 of c, which no step"),
+        (columns(LEFT, RIGHT, Region("c", 296, 8)), "step 2: it overwrites byte 296 of c, which is of step 1"),
+        (columns(LEFT, replace(RIGHT, pitch=144)), "step 1: bytes [40, 560) are not inside c, which has 512"),
+        (columns(LEFT, replace(RIGHT, pitch=80)), "step 1: rows of 88 bytes lie 80 bytes apart"),
+        (columns(LEFT, replace(RIGHT, rows=0)), "step 1: 352 bytes from 40 on are no 0 equal rows"),
+        (with_step(columns(LEFT, RIGHT), 1, Copy(RIGHT, RIGHT)), "step 1: rows of c have a pitch, which kernels of CPUs alone"),
+        (replace(columns(LEFT, RIGHT), kernels=(TURNED,)), "step 0: rows of c have a pitch, which kernels of CPUs alone"),
+    ],
+)
+def test_wrong_columns_are_rejected(plan: Plan, fault: str) -> None:
+    faults = [str(found) for found in check_plan(plan)]
+    assert any(fault in found for found in faults), faults
+
+
+@settings(max_examples=200, deadline=None)
+@given(plans(), st.data())
+def test_moved_columns_are_rejected(plan: Plan, data: st.DataObject) -> None:
+    right = planned(plan)
+    launches = [(at, step) for at, step in enumerate(right.steps) if isinstance(step, Launch) and step.writes[0].rows > 1]
+    assume(launches)
+    at, step = data.draw(st.sampled_from(launches))
+    region = step.writes[0]
+    field = data.draw(st.sampled_from(["offset", "pitch", "rows"]))
+    moved = replace(region, **{field: max(getattr(region, field) + data.draw(st.sampled_from([-2, -1, 1, 2])), 0)})
+    assume(moved.rows > 0 and moved.size_bytes % moved.rows == 0)
+    mutant = with_launch(right, at, writes=(moved,))
+    assert check_plan(mutant) or not simulated_faults(mutant)
 
 
 def bounded(plan: Plan, *extents: Extent, size_bytes: int = 8, role: Role = Role.OUTPUT) -> Plan:

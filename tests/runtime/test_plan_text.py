@@ -15,7 +15,7 @@ from prefuse.runtime.plan_text import parse_plan, print_plan
 from prefuse.runtime.target import Target
 from prefuse.tests.models.plan_strategies import plans
 
-HEADER = "plan 4 target\n"
+HEADER = "plan 5 target\n"
 
 
 @settings(max_examples=100, deadline=None)
@@ -58,7 +58,7 @@ def test_text_is_for_people() -> None:
         steps=(Launch("relu_0", (Region("x", 0, 64),), (Region("h", 0, 64),), inplace=((0, 0),), stream=1, label="/Relu"),),
     )
     assert print_plan(plan).splitlines() == [
-        'plan 4 "cpu:avx2,threads=2"',
+        'plan 5 "cpu:avx2,threads=2"',
         "space arena size 64 capacity 4096",
         "buffer x input size 64 in caller",
         "buffer h activation size 64 in arena at 0",
@@ -76,7 +76,7 @@ def test_text_is_for_people() -> None:
     [
         ("", "plan: it is empty"),
         ("space a size 1\n", "plan line 1: expected the header"),
-        ("plan 1 target\n", "plan line 1: this prefuse reads plans of version 4, not 1"),
+        ("plan 1 target\n", "plan line 1: this prefuse reads plans of version 5, not 1"),
         (HEADER + HEADER, "plan line 2: expected the header"),
         (HEADER + "\nspce a size 1\n", "plan line 3: unknown keyword 'spce'"),
         (HEADER + "space a size -1\n", "plan line 2: cannot read ' -1'"),

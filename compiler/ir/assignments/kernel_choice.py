@@ -40,6 +40,7 @@ class KernelChoice:
     `unit` is what makes its products: "fma", "dot", "tile" or "vector". With `transforms_weights` it multiplies by other numbers
     than its weights, so that rounding these saves no multiplication. `stored_runs`: neighbouring elements that it stores at a
     time, of each part of the result in turn; none are told of where vectors are full in any case, or where it is not known.
+    `stores_parts`: a Concat along any axis of such results, read by it alone, is no copy.
     """
 
     template: str
@@ -47,6 +48,7 @@ class KernelChoice:
     unit: str
     transforms_weights: bool = False
     stored_runs: tuple[int, ...] = ()
+    stores_parts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,10 @@ class _Place:
     def region(self, offset: int, size_bytes: int) -> Region:
         return Region(self.buffer, offset - self.start, size_bytes)
 
+    def of(self, region: Region) -> Region:
+        """A region of the chain's bytes."""
+        return replace(region, buffer=self.buffer, offset=region.offset - self.start)
+
 
 # Which activations may leave
 
@@ -119,7 +123,9 @@ def _uses(accesses: Sequence[_Access]) -> tuple[Use, ...]:
 def _is_in_pages(accesses: Sequence[_Access], buffer: Buffer) -> bool:
     """Whether nothing that is written begins or ends within a page that holds anything else."""
     regions = [one.region for one in accesses if one.is_write]
-    ends = (region.offset + region.size_bytes for region in regions)
+    ends = (region.end for region in regions)
+    if any(region.rows > 1 for region in regions):  # one page has bytes of several steps
+        return False
     return all(r.offset % PAGE == 0 for r in regions) and all(end % PAGE == 0 or end == buffer.size_bytes for end in ends)
 
 
@@ -183,7 +189,7 @@ class Spills:
         if region.buffer not in self._starts:
             return region
         place = self._places[region.buffer][bisect_right(self._starts[region.buffer], step)]
-        return place.region(region.offset, region.size_bytes)
+        return place.of(region)
 
     def _settle(self, chain: Chain, copies: Mapping[int, Departure | Return]) -> None:
         returns = {one.first: number for number, one in copies.items() if isinstance(one, Return)}
@@ -234,7 +240,7 @@ def _pages(regions: Iterable[Region]) -> list[range]:
     """The whole pages that hold regions, those side by side as one, in order."""
     found: list[range] = []
     for region in sorted(regions, key=lambda region: region.offset):
-        pages = range(region.offset // PAGE * PAGE, whole_pages(region.offset + region.size_bytes))
+        pages = range(region.offset // PAGE * PAGE, whole_pages(region.end))
         if found and pages.start <= found[-1].stop:
             found[-1] = range(found[-1].start, max(found[-1].stop, pages.stop))
         else:

@@ -10,9 +10,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ....compiler.ir.assignments.kept_template import keep_template
-from ....compiler.ir.assignments.kernel_choice import Ask, KernelChoice, Variant
+from ....compiler.ir.assignments.kernel_choice import AS_IT_IS, Ask, KernelChoice, Variant
 from ....compiler.ir.assignments.operand_formats import Formats, assign_operand_formats, operand_formats
-from ....compiler.ir.assignments.stored_form import BITS, StoredForm
+from ....compiler.ir.assignments.stored_form import BITS
 from ....compiler.ir.constants import add_constant, constant_array, constant_tensor
 from ....compiler.ir.facts import infer_node, tensor_type
 from ....compiler.ir.matching import input_at, is_constant, rank_of, static_shape
@@ -38,6 +38,9 @@ class SplitWeights(Pass):
     Before:  y = MatMul(x, w)                                              (w larger than a quarter of the limit)
     After:   a = MatMul(x, w_left);  b = MatMul(x, w_right);  y = Concat<axis=-1>(a, b)
 
+    Kernels that can store the pieces as rows with the result's pitch; else a copy joins them, of a large result some rows at a
+    time, for each of which the weight is read again.
+
     Legal for MatMul, for Gemm and for a Gather of rows, by constants of two dimensions that nothing else reads, and for products
     by integers with scales, which are cut with them. Each column is computed as before: by the template that the whole would have
     (`compiler/ir/assignments/kept_template.py`), of operands in the formats that were assigned to it. A recurrence of two
@@ -61,15 +64,16 @@ class SplitWeights(Pass):
             pieces = _pieces(site.columns, site.size_bytes, limit // _PIECES)
             if len(pieces) == 1:
                 continue
-            rows = _rows(site, limit // _JOINED)
-            joined = -(-site.joined_bytes // len(rows))
+            whole = _kernel_of_whole(model, site, context)
+            rows = [None] if whole.stores_parts else _rows(site, limit // _JOINED)
+            joined = 0 if whole.stores_parts else -(-site.joined_bytes // len(rows))
             if joined >= site.size_bytes - site.size_bytes // len(pieces):
                 reason = (
                     f"the pieces of its result would be joined by a copy: {joined} bytes more at once, as much as cutting saves"
                 )
                 context.reject(self.name, Rejection(reason, (site.node,)))
                 continue
-            if _rewrite(model, site, pieces, rows, context):
+            if _rewrite(model, site, pieces, rows, whole, context):
                 cut = True
                 often = "" if len(rows) == 1 else f", each read for {len(rows)} parts of the rows"
                 context.remark(self.name, f"{site.weight.name} is cut into {len(pieces)} pieces{often}")
@@ -141,6 +145,14 @@ class _Site:
         return result.size_bytes if result.elements > self.columns else 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """The template and unit of an uncut product, None where there is none; and whether they store pieces side by side."""
+
+    kernel: tuple[str, str] | None
+    stores_parts: bool = False
+
+
 def _bytes_as_read(value: ir.Value) -> int:
     """The bytes of a constant in the formats that its readers are to read it in; 0 for what is none."""
     tensor = constant_tensor(value)
@@ -200,7 +212,12 @@ def _rows(site: _Site, most: int) -> Sequence[tuple[int, int] | None]:
 
 
 def _rewrite(
-    model: ir.Model, site: _Site, pieces: Sequence[tuple[int, int]], rows: Sequence[tuple[int, int] | None], context: Context
+    model: ir.Model,
+    site: _Site,
+    pieces: Sequence[tuple[int, int]],
+    rows: Sequence[tuple[int, int] | None],
+    whole: _Whole,
+    context: Context,
 ) -> bool:
     """Cut the weight of a site, if a kernel multiplies by the pieces as by the whole; whether that is so."""
     node, formats = site.node, operand_formats(site.node)
@@ -210,7 +227,7 @@ def _rewrite(
     parts = [part for block in blocks for part in block]
     for one in (node, *parts):
         assign_operand_formats(one, formats)
-    if not _keep_kernel(model, site, parts, formats, context):
+    if not _keep_kernel(model, site, parts, whole, context):
         _take_back(model, parts)
         return False
     assign_operand_formats(node, {})  # which the Concat would take over
@@ -298,28 +315,37 @@ def _take_back(model: ir.Model, parts: Sequence[ir.Node]) -> None:
     drop_unused_constants(model, used)
 
 
-def _keep_kernel(model: ir.Model, site: _Site, parts: Sequence[ir.Node], formats: Formats, context: Context) -> bool:
-    """Let the template that computes the whole compute its parts; whether it does. What is gathered is copied by any. Strassen's
-    sums of columns are of other columns in a part."""
-    node, ask = site.node, _ask(model, context)
-    if node.op_type == "Gather":
+def _kernel_of_whole(model: ir.Model, site: _Site, context: Context) -> _Whole:
+    """Which kernel computes the node of a site uncut. What is gathered is copied by any."""
+    if site.node.op_type == "Gather":
+        return _Whole(None)
+    choice = _ask(model, context)(site.node, _variant(site, operand_formats(site.node), site.scaling))
+    kernel = _kernel(site.node, AS_IT_IS, context, lambda node, variant: choice)
+    if not isinstance(choice, KernelChoice) or (choice.template, choice.unit) != kernel:
+        return _Whole(kernel)
+    return _Whole(kernel, choice.stores_parts and not tensor_type(site.node.outputs[0]).is_symbolic)
+
+
+def _keep_kernel(model: ir.Model, site: _Site, parts: Sequence[ir.Node], whole: _Whole, context: Context) -> bool:
+    """Let the template that computes the whole compute its parts; whether it does. Strassen's sums of columns would be of other
+    columns in a part."""
+    if site.node.op_type == "Gather":
         return True
-    form = None if site.scaling is None else form_of(site.scaling)
-    whole = _kernel(node, _variant(site, formats, form), context, ask)
-    if whole is None:
+    if whole.kernel is None:
         return False
+    ask = _ask(model, context)
     for part in parts:
-        keep_template(part, whole[0])
+        keep_template(part, whole.kernel[0])
         value = input_at(part, site.position)
-        scaling = None if value is None else value.producer()
-        choice = ask(part, _variant(site, formats, None if scaling is None else form_of(scaling)))
-        if not isinstance(choice, KernelChoice) or (choice.template, choice.unit) != whole or choice.transforms_weights:
+        choice = ask(part, _variant(site, operand_formats(part), None if value is None else value.producer()))
+        if not isinstance(choice, KernelChoice) or (choice.template, choice.unit) != whole.kernel or choice.transforms_weights:
             return False
     return True
 
 
-def _variant(site: _Site, formats: Formats, form: StoredForm | str | None) -> Variant:
-    """A product as later passes make it."""
+def _variant(site: _Site, formats: Formats, scaling: ir.Node | None) -> Variant:
+    """A product as later passes make it, of a weight that `scaling` makes, if that is there."""
+    form = None if scaling is None else form_of(scaling)
     assert not isinstance(form, str), form
     stored = () if form is None else ((site.position, form),)
     return Variant(formats=tuple(formats.items()), stored=stored)

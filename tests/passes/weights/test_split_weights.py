@@ -14,7 +14,7 @@ from prefuse.compiler.pipeline import Context
 from prefuse.passes.weights.split_weights import SplitWeights
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.hardware.memory_limit import MemoryLimit
-from prefuse.runtime.plan import planned_bytes
+from prefuse.runtime.plan import Launch, planned_bytes
 from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import Target
 
@@ -40,7 +40,7 @@ def product(body: str, rows: int, k: int, columns: int) -> ir.Model:
 
 def split(model: ir.Model, percent: float | None, target: str = "cpu") -> tuple[bool, Context]:
     limit = None if percent is None else MemoryLimit(percent=percent)
-    context = Context(Target.parse(target, threads=2), memory_limit=limit)
+    context = Context(Target.parse(target, threads=None if target.startswith("cuda") else 2), memory_limit=limit)
     changed = SplitWeights().run(model, context)
     verify_model(model)
     return changed, context
@@ -163,7 +163,7 @@ def test_tables_are_gathered_by_columns() -> None:
 def test_large_results_are_joined_some_rows_at_a_time(rows: int) -> None:
     """Pieces of GPT-2's logits of 1,024 tokens took 206 MB beside their copy, to save 112 MB of the weight: all at once."""
     model = product("y = MatMul(x, w)", rows, 64, 65536)
-    changed, context = split(model, 50)
+    changed, context = split(model, 50, "cuda:sm_80")  # whose kernels store whole results
     assert changed
     joins = [node for node in model.graph if node.op_type == "Concat" and node.attributes.get_int("axis") == -1]
     widest = max(tensor_type(node.outputs[0]).size_bytes for node in joins)
@@ -204,9 +204,27 @@ def test_a_bias_of_every_row_keeps_rows_together() -> None:
 
 
 def test_rows_as_large_as_the_weight_are_no_reason_to_cut_it() -> None:
-    changed, context = split(product("y = MatMul(x, w)", 2, 1, 1 << 20), 50)
+    changed, context = split(product("y = MatMul(x, w)", 2, 1, 1 << 20), 50, "cuda:sm_80")
     assert not changed
     assert "joined by a copy" in str(context.remarks[0])
+
+
+def test_pieces_of_large_results_are_stored_side_by_side() -> None:
+    """Where kernels can, no row of the weight is read twice, and nothing is joined by a copy."""
+    model = product("y = MatMul(x, w)", 96, 64, 65536)
+    changed, context = split(model.clone(), 50, "cpu:avx2")
+    assert changed
+    assert "parts of the rows" not in str(context.remarks[0])
+    free = prefuse.compile(model.clone(), target="cpu:avx2", threads=2, cache=False)
+    limited = prefuse.compile(model.clone(), target="cpu:avx2", threads=2, cache=False, memory_limit="30%")
+    assert isinstance(free, CompiledModel)
+    assert isinstance(limited, CompiledModel)
+    launches = [step for step in limited.plan.steps if isinstance(step, Launch)]
+    assert len(launches) > 4
+    assert all(region.rows == 96 for step in launches for region in step.writes)
+    assert planned_bytes(limited.plan) <= 0.3 * planned_bytes(free.plan)
+    x = np.random.default_rng(1).standard_normal((96, 64), np.float32)
+    np.testing.assert_array_equal(limited(x), free(x))
 
 
 def test_without_a_limit_nothing_is_cut() -> None:

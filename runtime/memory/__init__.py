@@ -1,0 +1,1 @@
+"""Memory as Plans speak of it."""
