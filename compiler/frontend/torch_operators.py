@@ -9,8 +9,11 @@ from ...runtime.errors import UnsupportedModelError
 from .torch_attention import attention
 from .torch_images import images
 from .torch_integers import integers
+from .torch_logarithms import log_of_sum, logarithms, scaled_tail
+from .torch_quotients import quotients
 from .torch_recurrences import rnn
 from .torch_reductions import reductions
+from .torch_rounding import rounded_once
 from .torch_scatters import scatters
 from .torch_stacks import stacks
 
@@ -42,7 +45,10 @@ def translations() -> dict[Operator, Translation]:
         aten.copy.default: _copy,
         **images(),
         **integers(),
+        **logarithms(),
+        **quotients(),
         **reductions(),
+        **rounded_once(),
         **scatters(),
         **stacks(),
         torch.ops.prims.view_of.default: _itself,
@@ -129,34 +135,13 @@ def _erfinv(self: Any) -> Any:
     return op.CastLike(op.Where(op.Equal(op.Abs(x), 1.0), infinite, op.Mul(scale, x)), self)
 
 
-# W. Press et al., "Numerical Recipes", 1992, 6.2: erfc(x) exp(x^2) = t exp(P(t)), t = 1 / (1 + x / 2), to 1.2e-7; P from the
-# highest power down.
-_TAIL = (
-    0.17087277,
-    -0.82215223,
-    1.48851587,
-    -1.13520398,
-    0.27886807,
-    -0.18628806,
-    0.09678418,
-    0.37409196,
-    1.00002368,
-    -1.26551223,
-)
-
-
 def _scaled_tail(self: Any) -> Any:
     """erfc(x) exp(x^2), where the factors alone are 0 and infinite, too."""
     import onnx_ir as ir
     from onnxscript.onnx_opset import opset18 as op
 
     x = op.Cast(self, to=ir.DataType.FLOAT)
-    away = op.Abs(x)
-    t = op.Reciprocal(op.Add(op.Mul(away, 0.5), 1.0))
-    value = op.Constant(value_float=_TAIL[0])
-    for coefficient in _TAIL[1:]:
-        value = op.Add(op.Mul(value, t), coefficient)
-    tail = op.Mul(t, op.Exp(value))
+    tail = scaled_tail(op.Abs(x))
     value = op.Where(op.Less(x, 0.0), op.Sub(op.Mul(op.Exp(op.Mul(x, x)), 2.0), tail), tail)
     return _as_real(value, self)
 
@@ -171,10 +156,7 @@ def _log_of_normal(self: Any) -> Any:
     below = op.Sub(op.Log(op.Mul(_scaled_tail(op.Max(scaled, 0.0)), 0.5)), op.Mul(scaled, scaled))
     place = op.Max(op.Neg(scaled), -1.0)
     tail = op.Mul(op.Mul(_scaled_tail(place), op.Exp(op.Neg(op.Mul(place, place)))), 0.5)
-    rest = op.Sub(1.0, tail)  # W. Kahan's log(1 + y): what is lost in 1 + y is lost in its logarithm, too
-    exact = op.Div(op.Mul(op.Log(rest), tail), op.Sub(1.0, rest))
-    above = op.Where(op.Equal(rest, 1.0), op.Neg(tail), exact)
-    return _as_real(op.Where(op.Less(x, -1.0), below, above), self)
+    return _as_real(op.Where(op.Less(x, -1.0), below, log_of_sum(op.Neg(tail))), self)
 
 
 def _as_real(value: Any, operand: Any) -> Any:

@@ -1,0 +1,124 @@
+"""Logarithms and exponentials near 0, and tails, whose digits the sums that torch's exporter writes would lose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log
+from typing import Any
+
+Translation = Callable[..., Any]
+
+
+def logarithms() -> dict[Any, Translation]:
+    """The translation of each operator."""
+    import torch
+
+    aten = torch.ops.aten
+    return {
+        aten.log1p.default: _of_float(log_of_sum),
+        aten.expm1.default: _of_float(_less_one),
+        aten.logaddexp.default: _of_float(_log_of_powers),
+        aten.logaddexp2.default: _of_float(_log_of_powers_of_two),
+        aten.log_sigmoid.default: _of_float(_log_of_share),
+        aten.erfc.default: _of_float(_tail),
+        aten.special_erfc.default: _of_float(_tail),
+        aten.special_expm1.default: _of_float(_less_one),
+        aten.special_log1p.default: _of_float(log_of_sum),
+    }
+
+
+def log_of_sum(y: Any) -> Any:
+    """log(1 + y): what is lost in 1 + y is lost in its logarithm, too (W. Kahan; N. Higham, "Accuracy and Stability of Numerical
+    Algorithms", 2002, 1.14.1)."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    one = op.CastLike(1.0, y)
+    total = op.Add(y, one)
+    scale = op.Where(op.Equal(total, y), one, op.Div(y, op.Sub(total, one)))
+    return op.Where(op.Equal(total, one), y, op.Mul(op.Log(total), scale))
+
+
+def _less_one(x: Any) -> Any:
+    """exp(x) - 1, by the same idea."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    one = op.CastLike(1.0, x)
+    power = op.Exp(x)
+    less = op.Sub(power, one)
+    is_far = op.Greater(op.Abs(x), one)  # where nothing is lost, and the logarithm may not be finite
+    exact = op.Mul(less, op.Div(x, op.Log(power)))
+    return op.Where(is_far, less, op.Where(op.Equal(power, one), x, exact))
+
+
+def _log_of_powers(a: Any, b: Any) -> Any:
+    """log(exp(a) + exp(b)), of which neither need be finite; equal ones, infinite perhaps, have no difference."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    apart = op.Neg(op.Abs(op.Sub(a, b)))
+    more = op.Where(op.Equal(a, b), op.CastLike(log(2), a), log_of_sum(op.Exp(apart)))
+    return op.Add(op.Max(a, b), more)
+
+
+def _log_of_powers_of_two(a: Any, b: Any) -> Any:
+    from onnxscript.onnx_opset import opset18 as op
+
+    apart = op.Neg(op.Abs(op.Sub(a, b)))
+    more = op.Div(log_of_sum(op.Exp(op.Mul(apart, op.CastLike(log(2), a)))), op.CastLike(log(2), a))
+    return op.Add(op.Max(a, b), op.Where(op.Equal(a, b), op.CastLike(1.0, a), more))
+
+
+def _log_of_share(x: Any) -> Any:
+    """log(1 / (1 + exp(-x)))."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    return op.Sub(op.Min(x, op.CastLike(0.0, x)), log_of_sum(op.Exp(op.Neg(op.Abs(x)))))
+
+
+# W. Press et al., "Numerical Recipes", 1992, 6.2: erfc(x) exp(x^2) = t exp(P(t)), t = 1 / (1 + x / 2), to 1.2e-7; P from the
+# highest power down.
+_TAIL = (
+    0.17087277,
+    -0.82215223,
+    1.48851587,
+    -1.13520398,
+    0.27886807,
+    -0.18628806,
+    0.09678418,
+    0.37409196,
+    1.00002368,
+    -1.26551223,
+)
+
+
+def scaled_tail(x: Any) -> Any:
+    """erfc(x) exp(x^2) of numbers that are not negative."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    t = op.Reciprocal(op.Add(op.Mul(x, op.CastLike(0.5, x)), op.CastLike(1.0, x)))
+    value = op.CastLike(_TAIL[0], x)
+    for coefficient in _TAIL[1:]:
+        value = op.Add(op.Mul(value, t), op.CastLike(coefficient, x))
+    return op.Mul(t, op.Exp(value))
+
+
+def _tail(x: Any) -> Any:
+    """erfc(x) = 1 - erf(x), which leaves nothing from 4 on."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    far = op.Mul(scaled_tail(op.Abs(x)), op.Exp(op.Neg(op.Mul(x, x))))
+    return op.Where(op.Greater(x, op.CastLike(0.5, x)), far, op.Sub(op.CastLike(1.0, x), op.Erf(x)))
+
+
+def _of_float(translate: Translation) -> Translation:
+    """In float32, or in double precision; results of integers are torch's default type."""
+
+    def translated(*operands: Any) -> Any:
+        import onnx_ir as ir
+        from onnxscript.onnx_opset import opset18 as op
+
+        kinds = {operand.dtype for operand in operands}
+        computed = ir.DataType.DOUBLE if ir.DataType.DOUBLE in kinds else ir.DataType.FLOAT
+        result = next((kind for kind in kinds if kind.is_floating_point()), ir.DataType.FLOAT)
+        return op.Cast(translate(*(op.Cast(operand, to=computed) for operand in operands)), to=result)
+
+    return translated
