@@ -25,8 +25,8 @@ from ..ir.names import fresh_name
 from ..ir.states import declare_states
 from .pytree import Container, Structure, flatten, leaf_paths, unflatten_arguments
 from .torch_decompositions import with_new_values, with_views_of_copies, without_misread_calls
-from .torch_operators import translations
-from .torch_recurrences import any_number_of_steps
+from .torch_forms.operators import translations
+from .torch_forms.recurrences import any_number_of_steps
 from .torch_sizes import Assumptions, SizeRules, guards_of, size_rules
 
 if TYPE_CHECKING:

@@ -162,3 +162,40 @@ def test_numbers_that_are_exact_need_no_casts() -> None:
     x = torch.randn(8, 8).to(torch.bfloat16)
     net: Any = prefuse.compile(Calling(lambda x: x * 0.125 + 2), (x,), threads=1, cache=False)
     assert torch.equal(net(x), x * 0.125 + 2)
+
+
+def test_gamma_functions() -> None:
+    x = torch.tensor(
+        [0.0, 1e-30, 1e-5, 0.3, 0.999999, 1.0, 1.0000001, 1.5, 2.0, 3.0, 30.0, 1e5, 1e20, INFINITE, -0.5, -1.5, -7.3, -1e3]
+    )
+    torch.testing.assert_close(compiled(torch.lgamma, x), torch.lgamma(x), rtol=2e-6, atol=1e-12)
+    x = x[1:]
+    torch.testing.assert_close(compiled(torch.digamma, x[:-1]), torch.digamma(x[:-1]), rtol=2e-6, atol=0, equal_nan=True)
+    exact = torch.lgamma(x[3:13].double())
+    torch.testing.assert_close(compiled(torch.lgamma, x[3:13].double()), exact, rtol=1e-12, atol=1e-14)
+
+
+def test_angles_of_all_quadrants_and_signs_of_zeros() -> None:
+    edges = torch.tensor([0.0, -0.0, 1.0, -1.0, 1e-30, -1e30, INFINITE, -INFINITE, float("nan"), 0.25])
+    y, x = edges[:, None].repeat(1, 10), edges.repeat(10, 1)
+    torch.testing.assert_close(compiled(torch.atan2, y, x), torch.atan2(y, x), rtol=1e-6, atol=0, equal_nan=True)
+    found = compiled(torch.atan2, y.double(), x.double())
+    torch.testing.assert_close(found, torch.atan2(y.double(), x.double()), rtol=1e-14, atol=0, equal_nan=True)
+    torch.testing.assert_close(compiled(torch.sign, edges), torch.sign(edges))
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+def test_logarithms_of_sums_of_prefixes(dim: int) -> None:
+    """Of terms far below the largest, which come before it."""
+    x = torch.tensor([[-1e3, -900.0, 3.0, 5.0, 1e3, -INFINITE, 7.0], [0.5, 1e3, -1e3, 2.0, 3.0, 4.0, 5.0]])
+    for one in (x, x[1, :1], x[0, 2], x.double(), torch.full((3, 5), -INFINITE)):
+        place = dim if one.ndim else 0
+        result = torch.logcumsumexp(one, place)
+        torch.testing.assert_close(compiled(lambda x, d=place: torch.logcumsumexp(x, d), one), result, rtol=2e-6, atol=0)
+
+
+def test_logits_within_bounds() -> None:
+    x = torch.tensor([0.0, 1.0, 0.3, 1e-8, float("nan")])
+    for eps in (None, 1e-6):
+        result = torch.logit(x, eps)
+        torch.testing.assert_close(compiled(lambda x, e=eps: torch.logit(x, e), x), result, rtol=2e-6, atol=0, equal_nan=True)

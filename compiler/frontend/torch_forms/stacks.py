@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
-from ..ir.facts import data_type, dtype_name
+from ...ir.facts import data_type, dtype_name
 
 Translation = Callable[..., Any]
 

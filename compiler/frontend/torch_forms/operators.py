@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...runtime.errors import UnsupportedModelError
-from .torch_attention import attention
-from .torch_images import images
-from .torch_integers import integers
-from .torch_logarithms import log_of_sum, logarithms, scaled_tail
-from .torch_quotients import quotients
-from .torch_recurrences import rnn
-from .torch_reductions import reductions
-from .torch_rounding import rounded_once
-from .torch_scatters import scatters
-from .torch_stacks import stacks
+from ....runtime.errors import UnsupportedModelError
+from .attention import attention
+from .gamma import gamma_functions
+from .images import images
+from .integers import integers
+from .logarithms import log_of_sum, logarithms, scaled_tail
+from .plane import of_plane
+from .quotients import quotients
+from .recurrences import rnn
+from .reductions import reductions
+from .rounding import rounded_once
+from .scatters import scatters
+from .stacks import stacks
 
 Operator = Callable[..., Any]  # an overload of torch's
 Translation = Callable[..., Any]  # of onnxscript values and Python numbers to an onnxscript value
@@ -44,8 +46,10 @@ def translations() -> dict[Operator, Translation]:
         aten._pdist_forward.default: _pdist,
         aten.copy.default: _copy,
         **images(),
+        **gamma_functions(),
         **integers(),
         **logarithms(),
+        **of_plane(),
         **quotients(),
         **reductions(),
         **rounded_once(),
@@ -60,9 +64,6 @@ def translations() -> dict[Operator, Translation]:
         aten.rnn_tanh.input: rnn("Tanh"),
         aten.rnn_relu.input: rnn("Relu"),
         torch.ops.prims.prod.default: _product,
-        torch.ops.prims.hypot.default: _hypotenuse,
-        torch.ops.prims.signbit.default: _has_sign,
-        aten.signbit.default: _has_sign,
         aten.softmax.int: _softmax("Softmax"),
         aten.log_softmax.int: _softmax("LogSoftmax"),
         aten.special_softmax.default: _softmax("Softmax"),
@@ -392,25 +393,3 @@ def _product(inp: Any, dims: Sequence[int] | None, output_dtype: Any = None) -> 
     values = inp if output_dtype is None else op.Cast(inp, to=int(output_dtype))
     axes = range(len(inp.shape)) if dims is None else dims
     return op.ReduceProd(values, op.Constant(value_ints=list(axes)), keepdims=0, noop_with_empty_axes=1)
-
-
-def _hypotenuse(self: Any, other: Any) -> Any:
-    """The root of the sum of two squares, without overflow of the squares; infinite where a side is."""
-    from onnxscript.onnx_opset import opset18 as op
-
-    a, b = op.Abs(self), op.Abs(other)
-    longer, shorter = op.Max(a, b), op.Min(a, b)
-    zero, one = op.CastLike(0.0, self), op.CastLike(1.0, self)
-    ratio = op.Div(shorter, op.Where(op.Equal(longer, zero), one, longer))
-    finite = op.Mul(longer, op.Sqrt(op.Add(one, op.Mul(ratio, ratio))))
-    return op.Where(op.Or(op.IsInf(a), op.IsInf(b)), op.CastLike(float("inf"), self), finite)
-
-
-def _has_sign(self: Any) -> Any:
-    """Whether a number is negative, minus zero included."""
-    from onnxscript.onnx_opset import opset18 as op
-
-    zero = op.CastLike(0, self)
-    if not self.dtype.is_floating_point():
-        return op.Less(self, zero)
-    return op.Or(op.Less(self, zero), op.And(op.Equal(self, zero), op.Less(op.Reciprocal(self), zero)))

@@ -20,7 +20,6 @@ def rounded_once() -> dict[Any, Translation]:
     always = {
         aten.addcdiv.default: core.aten_addcdiv,
         aten.addcmul.default: core.aten_addcmul,
-        aten.atan2.default: core.aten_atan2,
         aten.glu.default: nn.aten_glu,
         aten.lerp.Scalar: core.aten_lerp,
         aten.lerp.Tensor: core.aten_lerp,

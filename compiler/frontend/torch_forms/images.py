@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...runtime.errors import UnsupportedModelError
+from ....runtime.errors import UnsupportedModelError
 
 Translation = Callable[..., Any]
 

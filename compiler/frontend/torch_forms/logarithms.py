@@ -6,6 +6,9 @@ from collections.abc import Callable
 from math import log
 from typing import Any
 
+from ....runtime.errors import UnsupportedModelError
+from .numbers import number
+
 Translation = Callable[..., Any]
 
 
@@ -17,6 +20,8 @@ def logarithms() -> dict[Any, Translation]:
     return {
         aten.log1p.default: _of_float(log_of_sum),
         aten.expm1.default: _of_float(_less_one),
+        aten.logcumsumexp.default: _logs_of_sums,
+        aten.logit.default: _logit,
         aten.logaddexp.default: _of_float(_log_of_powers),
         aten.logaddexp2.default: _of_float(_log_of_powers_of_two),
         aten.log_sigmoid.default: _of_float(_log_of_share),
@@ -55,7 +60,7 @@ def _log_of_powers(a: Any, b: Any) -> Any:
     from onnxscript.onnx_opset import opset18 as op
 
     apart = op.Neg(op.Abs(op.Sub(a, b)))
-    more = op.Where(op.Equal(a, b), op.CastLike(log(2), a), log_of_sum(op.Exp(apart)))
+    more = op.Where(op.Equal(a, b), number(log(2), a), log_of_sum(op.Exp(apart)))
     return op.Add(op.Max(a, b), more)
 
 
@@ -63,8 +68,45 @@ def _log_of_powers_of_two(a: Any, b: Any) -> Any:
     from onnxscript.onnx_opset import opset18 as op
 
     apart = op.Neg(op.Abs(op.Sub(a, b)))
-    more = op.Div(log_of_sum(op.Exp(op.Mul(apart, op.CastLike(log(2), a)))), op.CastLike(log(2), a))
+    more = op.Div(log_of_sum(op.Exp(op.Mul(apart, number(log(2), a)))), number(log(2), a))
     return op.Add(op.Max(a, b), op.Where(op.Equal(a, b), op.CastLike(1.0, a), more))
+
+
+def _logs_of_sums(self: Any, dim: int) -> Any:
+    """log(exp(x[0]) + ... + exp(x[i])) along an axis: after step s of a sum of prefixes (D. Hillis and G. Steele, "Data Parallel
+    Algorithms", 1986) each place has the last 2^s terms. Over the largest of all the others could be nothing."""
+    import onnx_ir as ir
+    from onnxscript.onnx_opset import opset18 as op
+
+    rank = len(self.shape)
+    if rank == 0:
+        return op.Identity(self)
+    axis, extent = dim % rank, self.shape[dim]
+    if not isinstance(extent, int):
+        raise UnsupportedModelError("logcumsumexp", f"{extent} terms", "fix their number")
+    wide = ir.DataType.DOUBLE if self.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    total, apart = op.Cast(self, to=wide), 1
+    none = op.Cast(op.Constant(value_float=float("-inf")), to=wide)
+    while apart < extent:
+        begins, ends = [0] * rank, [0] * rank
+        begins[axis], ends[axis] = apart, -apart
+        total = _log_of_powers(total, op.Pad(total, op.Constant(value_ints=[*begins, *ends]), none))
+        apart *= 2
+    return op.Cast(total, to=self.dtype)
+
+
+def _logit(self: Any, eps: float | None = None) -> Any:
+    import onnx_ir as ir
+    from onnxscript.onnx_opset import opset18 as op
+
+    if not self.dtype.is_floating_point():
+        self = op.Cast(self, to=ir.DataType.FLOAT)
+        self.dtype = ir.DataType.FLOAT
+    wide = ir.DataType.DOUBLE if self.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    x = op.Cast(self, to=wide)
+    if eps is not None:
+        x = op.Min(op.Max(x, number(eps, x)), number(1 - eps, x))
+    return op.Cast(op.Log(op.Div(x, op.Sub(op.CastLike(1.0, x), x))), to=self.dtype)
 
 
 def _log_of_share(x: Any) -> Any:
