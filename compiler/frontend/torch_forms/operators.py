@@ -10,6 +10,7 @@ from .attention import attention
 from .gamma import gamma_functions
 from .images import images
 from .integers import integers
+from .linear_algebra import linear_algebra
 from .logarithms import log_of_sum, logarithms, scaled_tail
 from .plane import of_plane
 from .quotients import quotients
@@ -48,6 +49,7 @@ def translations() -> dict[Operator, Translation]:
         **images(),
         **gamma_functions(),
         **integers(),
+        **linear_algebra(),
         **logarithms(),
         **of_plane(),
         **quotients(),
