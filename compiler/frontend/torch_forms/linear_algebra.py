@@ -83,7 +83,7 @@ class _Steps:
 
 def _solved(a: Any, b: Any | None) -> _Steps:
     """The solution of a x = b, [..., n, m], by Gauss and Jordan's elimination with partial pivoting (N. Higham, "Accuracy
-    and Stability of Numerical Algorithms", 2002, 14.4): each step eliminates the first column of what is left, and takes it off."""
+    and Stability of Numerical Algorithms", 2002, 14.4): each step eliminates the first column that is left, and takes it off."""
     from onnxscript.onnx_opset import opset18 as op
 
     n = _rows_of(a)
