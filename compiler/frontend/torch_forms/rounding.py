@@ -30,10 +30,6 @@ def rounded_once() -> dict[Any, Translation]:
     }
     beside_numbers = {
         aten.add.Tensor: core.aten_add,
-        aten.addbmm.default: core.aten_addbmm,
-        aten.addmm.default: core.aten_addmm,
-        aten.addmv.default: core.aten_addmv,
-        aten.baddbmm.default: core.aten_baddbmm,
         aten.div.Tensor: core.aten_div,
         aten.mul.Tensor: core.aten_mul,
         aten.softplus.default: nn.aten_softplus,

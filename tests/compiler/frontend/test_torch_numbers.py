@@ -131,7 +131,6 @@ NARROW: dict[str, tuple[Function, int]] = {
     "alpha": (lambda x, y: torch.add(x, y, alpha=0.3), 2),
     "lerp": (lambda x, y: torch.lerp(x, y, 0.4), 2),
     "addcmul": (lambda x, y, z: torch.addcmul(x, y, z, value=0.3), 3),
-    "addmm": (lambda x, y, z: torch.addmm(x, y, z, beta=0.3, alpha=0.2), 3),
     "atan2": (torch.atan2, 2),
     "expm1": (torch.expm1, 1),
     "log1p": (lambda x: torch.log1p(x.abs()), 1),
