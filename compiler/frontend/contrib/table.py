@@ -31,8 +31,8 @@ class Operator:
 
     @property
     def summary(self) -> str:
-        """What it computes, in a line."""
-        return (self.rewrite.__doc__ or "").strip().splitlines()[0]
+        """What it computes: the first paragraph about it."""
+        return " ".join((self.rewrite.__doc__ or "").strip().split("\n\n")[0].split())
 
 
 _OPSET = 25  # Attention with windows, integers of two bits
