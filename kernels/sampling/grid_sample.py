@@ -16,11 +16,12 @@ from operator import add, mul
 import numpy as np
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import SizeLike, minimum_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
 from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel
-from ..template.kernel import finish, new_builder, pointwise_cost
+from ..template.kernel import finish, maximum, new_builder, pointwise_cost
 from ..template.loops import accumulator_type, merge_sections, parallel_nest, store_epilogue, sweep
 from ..template.values import anchor_of
 from .resize import rounded
@@ -76,7 +77,7 @@ class _Sampling:
     mode: str
 
     @property
-    def extents(self) -> tuple[int, ...]:
+    def extents(self) -> tuple[SizeLike, ...]:
         return self.group.types[self.anchor.inputs[0]].shape[2:]
 
     @property
@@ -97,22 +98,24 @@ class _Sampling:
         merged, (_, _, runs) = merge_sections(self.group, (batch, channels, *places), ((0,), (1,), range(2, rank)), ())
         spread = [prod(places[axis - 2] for axis in run) for run in runs]
         count = prod(places)
-        block = min(count, _BLOCK)
+        block = minimum_of(count, _BLOCK)
         lanes = self.builder.lanes(self.working)
 
         def several(index: Index) -> None:
             image, number = index
-            first = self.builder.bind(tirx.min(number * block, count - block))
-            offsets = self.builder.local(self.taps * block, "int32", "offsets")
-            weights = self.builder.local(self.taps * block, self.working, "weights") if self.mode != "nearest" else None
-            sweep(self.builder, block, lanes, lambda j: self._find(offsets, weights, block, image * count + first + j, j))
+            first = self.builder.bind(tirx.min(number * _BLOCK, self.builder.bind(count - block)))
+            cells = self.taps * _BLOCK
+            offsets = self.builder.local(cells, "int32", "offsets")
+            weights = self.builder.local(cells, self.working, "weights") if self.mode != "nearest" else None
+            begin = self.builder.bind(image * self.builder.bind(count) + first)
+            sweep(self.builder, block, lanes, lambda j: self._find(offsets, weights, begin + j, j))
             with self.builder.loop(channels, name="channel") as channel:
-                base = self.builder.bind((image * channels + channel) * prod(self.extents))
+                base = self.builder.bind((image * channels + channel) * self.builder.bind(prod(self.extents)))
                 self._mix(merged, (image, channel), (first, block, spread), base, (offsets, weights))
 
-        parallel_nest(self.builder, [batch, -(-count // block)], work, several)
+        parallel_nest(self.builder, [batch, -(-count // _BLOCK)], work, several)
 
-    def _find(self, offsets: Buffer, weights: Buffer | None, block: int, place: Expr, j: Expr) -> None:
+    def _find(self, offsets: Buffer, weights: Buffer | None, place: Expr, j: Expr) -> None:
         """Store the offsets and weights of the elements that a coordinate reads; -1 stands for a zero outside."""
         grid = self.group.types[self.anchor.inputs[1]]
         buffer = self.builder.parameter(self.anchor.inputs[1], grid.elements, grid.dtype)
@@ -122,32 +125,34 @@ class _Sampling:
             offset = row_major([tap.at for tap in taps], self.extents)
             if inside := [tap.inside for tap in taps if tap.inside is not None]:
                 offset = tirx.Select(reduce(tirx.And, inside), offset, tirx.const(-1, "int32"))
-            self.builder.store(offsets, number * block + j, offset)
+            self.builder.store(offsets, number * _BLOCK + j, offset)
             if weights is not None:
                 weight = reduce(mul, [tap.weight for tap in taps])
-                self.builder.store(weights, number * block + j, tirx.Cast(self.working, weight))
+                self.builder.store(weights, number * _BLOCK + j, tirx.Cast(self.working, weight))
 
     def _taps(self, dimension: int, coordinate: Expr) -> list[_Tap]:
         """The elements along one dimension that a normalized coordinate reads."""
-        builder, extent = self.builder, self.extents[dimension]
-        dtype = accumulator_type(str(coordinate.ty))
+        builder = self.builder
+        dtype, extent = accumulator_type(str(coordinate.ty)), builder.bind(self.extents[dimension])  # which a call may decide
         padding, aligned = self.anchor.attribute("padding_mode", "zeros"), bool(self.anchor.attribute("align_corners", 0))
 
         def const(value: float) -> Expr:
             return tirx.const(value, dtype)
 
         n = coordinate if str(coordinate.ty) == dtype else tirx.Cast(dtype, coordinate)
-        x = (n + const(1)) * const((extent - 1) / 2) if aligned else ((n + const(1)) * const(extent) - const(1)) * const(0.5)
+        size = const(extent) if isinstance(extent, int) else tirx.Cast(dtype, extent)
+        scaled = (n + const(1)) * ((size - const(1)) * const(0.5))
+        x = scaled if aligned else ((n + const(1)) * size - const(1)) * const(0.5)
         x = held(builder.name(x), const(-_FARTHEST), const(_FARTHEST))
         if self.mode == "nearest":
             x = tirx.nearbyint(x)
         x = builder.name(x)
-        low, high = (0.0, extent - 1.0) if aligned else (-0.5, extent - 0.5)
+        low, high = (const(0.0), size - const(1.0)) if aligned else (const(-0.5), size - const(0.5))
         # With cubic weights the elements' indices are clamped to the border, not the coordinate: as torch and ONNX Runtime do,
         # unlike onnx.reference.
         if padding == "reflection" or (padding == "border" and self.mode != "cubic"):
-            back = held(x, const(0), const(extent - 1)) if padding == "border" else _reflected(builder, x, low, high)
-            x = builder.name(tirx.Select(tirx.Or(x < const(low), x > const(high)), back, x))
+            back = held(x, const(0), size - const(1)) if padding == "border" else _reflected(builder, x, low, high)
+            x = builder.name(tirx.Select(tirx.Or(x < low, x > high), back, x))
         whole = builder.name(tirx.floor(x))
         weights = self._weights(builder.name(x - whole))
         first = builder.name(tirx.Cast("int32", whole))
@@ -185,7 +190,7 @@ class _Sampling:
         self,
         merged: Group,
         row: tuple[Expr, Expr],
-        places: tuple[Expr, int, Sequence[int]],
+        places: tuple[Expr, SizeLike, Sequence[SizeLike]],
         base: Expr,
         tables: tuple[Buffer, Buffer | None],
     ) -> None:
@@ -195,8 +200,8 @@ class _Sampling:
         lanes = builder.lanes(self.working)
 
         def term(j: Expr, tap: Expr) -> Expr:
-            value = self._load(base, offsets[tap * block + j])
-            return value if weights is None else weights[tap * block + j] * value
+            value = self._load(base, offsets[tap * _BLOCK + j])
+            return value if weights is None else weights[tap * _BLOCK + j] * value
 
         def store(j: Expr, value: Expr) -> None:
             dtype = self.group.types[self.anchor.outputs[0]].dtype
@@ -227,21 +232,17 @@ def held(x: Expr, low: Expr, high: Expr) -> Expr:
     return tirx.Select(x > low, tirx.Select(x < high, x, high), low)
 
 
-def _reflected(builder: KernelBuilder, x: Expr, low: float, high: float) -> Expr:
-    """x reflected at both bounds until it is between them: a triangle wave."""
-    dtype, span = str(x.ty), high - low
-    if span == 0:
-        return tirx.const(low, dtype)
-    double = tirx.const(2 * span, dtype)
-    far = builder.name(tirx.abs(x - tirx.const(low, dtype)))
+def _reflected(builder: KernelBuilder, x: Expr, low: Expr, high: Expr) -> Expr:
+    """x reflected at both bounds until it is between them: a triangle wave; of equal bounds they."""
+    span = builder.name(high - low)
+    double = builder.name(span + span)
+    far = builder.name(tirx.abs(x - low))
     rest = builder.name(far - tirx.floor(far / double) * double)
-    return tirx.const(low, dtype) + tirx.min(rest, double - rest)
+    return tirx.Select(span > tirx.const(0, str(x.ty)), low + tirx.min(rest, double - rest), low)
 
 
-def _reflected_index(builder: KernelBuilder, at: Expr, extent: int, aligned: bool) -> Expr:
+def _reflected_index(builder: KernelBuilder, at: Expr, extent: Expr, aligned: bool) -> Expr:
     """The same of an index: mirrored at the middle of the outer elements, or at their outer edge."""
-    if extent == 1:
-        return tirx.const(0, "int32")
-    period = 2 * (extent - 1) if aligned else 2 * extent
+    period = maximum(2 * (extent - 1), 1) if aligned else 2 * extent  # of one element: all are that
     rest = builder.name(tirx.floormod(at, period))
     return tirx.min(rest, (period if aligned else period - 1) - rest)

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from prefuse.runtime.symbolic.sizes import Dim, Domain
 
 from ..harness import LEVELS, Case, check, check_in_turn, followed, operator, run, target_of
+from ..symbolic import Shape, built_for, run_at, sized
 
 rng = np.random.default_rng(7)
 _PADDINGS = ("zeros", "border", "reflection")
@@ -103,3 +105,23 @@ def test_places_that_are_no_numbers_read_the_operand_alone(padding: str) -> None
         assert np.abs(case.got[0]).max() <= np.abs(x).max()
         if padding == "zeros":
             assert (case.got[0][0, 0, 0, :5] == 0).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("aligned", [0, 1])
+@pytest.mark.parametrize(("mode", "padding"), [*product(("linear", "nearest"), _PADDINGS), ("cubic", "reflection")])
+def test_images_and_grids_of_any_size(mode: str, padding: str, aligned: int, level: str) -> None:
+    """An image of unknown height and width, at an unknown number of places: fewer than a block, one more, several."""
+    dims = Dim("H", 1, 9), Dim("W", 1, 9), Dim("P", 1, 200)
+    target, domain = target_of(level), Domain(dims, {"H": 5, "W": 6, "P": 19})
+    least = 2 if padding == "reflection" and aligned else 1  # onnx.reference divides by what is between the bounds
+    sizes = ((5, 6, 19), (least, least, 1), (least, 7, 64), (9, least, 65), (4, 4, 200))
+    points = {
+        number: (
+            sample((2, 3, h, w), (1, p), mode=mode, padding_mode=padding, align_corners=aligned),
+            {"H": h, "W": w, "P": p},
+        )
+        for number, (h, w, p) in enumerate(sizes)
+    }
+    shapes: dict[str, Shape] = {"x0": (2, 3, "H", "W"), "x1": (2, 1, "P", 2), "y0": (2, 3, 1, "P")}
+    run_at(built_for(sized(points[0][0], shapes, domain), target), target, domain, points)
