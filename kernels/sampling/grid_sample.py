@@ -151,7 +151,9 @@ class _Sampling:
         # With cubic weights the elements' indices are clamped to the border, not the coordinate: as torch and ONNX Runtime do,
         # unlike onnx.reference.
         if padding == "reflection" or (padding == "border" and self.mode != "cubic"):
-            back = held(x, const(0), size - const(1)) if padding == "border" else _reflected(builder, x, low, high)
+            is_one = aligned and isinstance(extent, int) and extent == 1
+            reflected = low if is_one else _reflected(builder, x, low, high)
+            back = held(x, const(0), size - const(1)) if padding == "border" else reflected
             x = builder.name(tirx.Select(tirx.Or(x < low, x > high), back, x))
         whole = builder.name(tirx.floor(x))
         weights = self._weights(builder.name(x - whole))

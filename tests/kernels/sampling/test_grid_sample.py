@@ -125,3 +125,13 @@ def test_images_and_grids_of_any_size(mode: str, padding: str, aligned: int, lev
     }
     shapes: dict[str, Shape] = {"x0": (2, 3, "H", "W"), "x1": (2, 1, "P", 2), "y0": (2, 3, 1, "P")}
     run_at(built_for(sized(points[0][0], shapes, domain), target), target, domain, points)
+
+
+def test_one_element_is_its_own_reflection() -> None:
+    x, grid = rng.standard_normal((1, 2, 1, 1), np.float32), rng.uniform(-3, 3, (1, 4, 5, 2)).astype(np.float32)
+    expected = [np.broadcast_to(x, (1, 2, 4, 5))]
+    cases = [
+        operator("GridSample", x, grid, expected=expected, mode=mode, padding_mode="reflection", align_corners=1, rtol=1e-6)
+        for mode in ("linear", "nearest", "cubic")
+    ]
+    check(cases, target_of("avx2"))
