@@ -71,6 +71,6 @@ class KernelChooser:
             if ranked:
                 template, best = ranked[0]
                 cycles, unit = best.estimate.wall_cycles(self.target.machine), best.estimate.unit
-                parts = stores_parts(template)
+                parts = stores_parts(template) and not self.target.is_gpu
                 self.known[key] = KernelChoice(template, cycles, unit, best.transforms_weights, best.stored_runs, parts)
         return self.known[key]

@@ -33,6 +33,7 @@ def translations() -> dict[Operator, Translation]:
 
     aten = torch.ops.aten
     found: dict[Operator, Translation] = {
+        aten.roll.default: _roll,
         aten.rsub.Scalar: _rsub,
         aten.erfinv.default: _erfinv,
         aten._cdist_forward.default: _cdist,
@@ -386,6 +387,23 @@ def _copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
     from onnxscript.onnx_opset import opset18 as op
 
     return op.CastLike(op.Expand(src, op.Shape(self)), self)
+
+
+def _roll(self: Any, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
+    """Elements moved along axes, the last ones to the front; by numbers, or by sizes that a call decides."""
+    from onnxscript.function_libs.torch_lib.ops import core
+    from onnxscript.onnx_opset import opset18 as op
+
+    if all(isinstance(shift, int) for shift in shifts):
+        return core.aten_roll(self, shifts, dims)
+    rolled = self if dims else op.Reshape(self, [-1])
+    for shift, axis in zip(shifts, dims or [0], strict=True):
+        amount = op.Constant(value_ints=[shift]) if isinstance(shift, int) else op.Reshape(shift, [1])
+        extent = op.Shape(rolled, start=axis, end=None if axis == -1 else axis + 1)
+        first = op.Mod(op.Neg(amount), extent)
+        parts = op.Slice(rolled, first, [2**62], [axis]), op.Slice(rolled, [0], first, [axis])
+        rolled = op.Concat(*parts, axis=axis)
+    return rolled if dims else op.Reshape(rolled, op.Shape(self))
 
 
 def _product(inp: Any, dims: Sequence[int] | None, output_dtype: Any = None) -> Any:

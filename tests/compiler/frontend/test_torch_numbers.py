@@ -198,3 +198,22 @@ def test_logits_within_bounds() -> None:
     for eps in (None, 1e-6):
         result = torch.logit(x, eps)
         torch.testing.assert_close(compiled(lambda x, e=eps: torch.logit(x, e), x), result, rtol=2e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.fft.fftshift,
+        lambda x: torch.fft.ifftshift(x, dim=0),
+        lambda x: torch.roll(x, x.shape[0] - 1, 0),
+        lambda x: torch.roll(x, x.shape[0]),
+        lambda x: torch.roll(x, (1, -7), (0, -1)),
+    ],
+)
+def test_rolls_by_sizes(function: Function) -> None:
+    """A size that a call decides was no attribute of the exporter's form."""
+    dims: Any = {"operands_0": {0: "N"}, "N": (1, 9)}
+    net: Any = prefuse.compile(Calling(function), (torch.randn(6, 5),), dims=dims, threads=1, cache=False)
+    for rows in (1, 2, 6, 9):
+        x = torch.randn(rows, 5)
+        assert torch.equal(net(x), function(x))

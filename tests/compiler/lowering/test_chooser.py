@@ -107,3 +107,14 @@ def test_a_context_loads_tvm_with_the_first_question() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_kernels_of_gpus_store_whole_results() -> None:
+    """Loop nests of CPUs, too, where they are written for one: lowering stores no parts there."""
+    text = '<ir_version: 10, opset_import: ["": 21]> main (int32[8,16] x, int32[16,8] w) => (int32[8,8] y) { y = MatMul(x, w) }'
+    model = ir.from_onnx_text(text)
+    infer_facts(model)
+    for target, stores_parts in (("cuda:sm_80", False), ("cpu:avx2", True)):
+        choice = Context(Target.parse(target)).kernels_of(model)(model.graph[0], AS_IT_IS)
+        assert isinstance(choice, KernelChoice)
+        assert choice.stores_parts == stores_parts
