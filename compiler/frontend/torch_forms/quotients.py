@@ -24,13 +24,16 @@ def quotients() -> dict[Any, Translation]:
 
 
 def _quotient(self: Any, other: Any, rounding_mode: str | None = None) -> Any:
+    import onnx_ir as ir
     from onnxscript.onnx_opset import opset18 as op
 
-    a, b, result = _operands(self, other)
     if rounding_mode == "floor":
         return _floor_quotient(self, other)
-    if _is_integer(a):
+    a, b, result = _operands(self, other)
+    if _is_integer(a) and rounding_mode == "trunc":
         return op.Div(a, b)  # towards zero
+    if _is_integer(a):
+        return op.Div(*(op.Cast(one, to=ir.DataType.FLOAT) for one in (a, b)))  # torch's default type
     ratio = op.Div(a, b)
     return _in_type(ratio if rounding_mode is None else op.Mul(op.Floor(op.Abs(ratio)), op.Sign(ratio)), result)
 

@@ -75,6 +75,8 @@ def test_quotients_of_integers(name: str, dtype: torch.dtype) -> None:
         lambda x: (10 * x).to(torch.int64) % 3,
         lambda x: (10 * x).to(torch.int64) // -3,
         lambda x: (10 * x).to(torch.int32) % 2.5,
+        lambda x: torch.div((10 * x).to(torch.int32), 4, rounding_mode=None),
+        lambda x: torch.div(x, x * x, rounding_mode=None),
     ],
 )
 def test_quotients_of_numbers(function: Function) -> None:
