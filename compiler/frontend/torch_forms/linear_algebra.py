@@ -28,8 +28,8 @@ def linear_algebra() -> dict[Any, Translation]:
         aten.linalg_inv.default: _inverse,
         aten.inverse.default: _inverse,
         aten.linalg_inv_ex.default: lambda a, check_errors=False: _solved(a, _identity(a)).pair,
-        aten.linalg_solve.default: _solve,
-        aten.linalg_solve_ex.default: lambda a, b, left=True, check_errors=False: (_solve(a, b, left), _solved(a, None).info),
+        aten.linalg_solve.default: lambda a, b, left=True: _solve(a, b, left)[0],
+        aten.linalg_solve_ex.default: lambda a, b, left=True, check_errors=False: _solve(a, b, left),
         aten.linalg_cholesky.default: lambda a, upper=False: _cholesky(a, upper).result,
         aten.cholesky.default: lambda a, upper=False: _cholesky(a, upper).result,
         aten.linalg_cholesky_ex.default: lambda a, upper=False, check_errors=False: _cholesky(a, upper).pair,
@@ -111,16 +111,17 @@ def _inverse(a: Any) -> Any:
     return _solved(a, _identity(a)).result
 
 
-def _solve(a: Any, b: Any, left: bool = True) -> Any:
-    """x of a x = b, or of x a = b; b is of vectors [..., n] as torch.linalg.solve tells them from matrices."""
+def _solve(a: Any, b: Any, left: bool = True) -> tuple[Any, Any]:
+    """x of a x = b, or of x a = b, and its info; b is of vectors [..., n] as torch.linalg.solve tells them from matrices."""
     from onnxscript.onnx_opset import opset18 as op
 
     if not left:
-        return _turned(_solve(_turned(a), _turned(b)), len(b.shape))
+        result, info = _solve(_turned(a), _turned(b))
+        return _turned(result, len(b.shape)), info
     is_vector = len(b.shape) == 1 or (len(b.shape) == len(a.shape) - 1 and list(b.shape) == list(a.shape)[:-1])
     columns = _with_shape(op.Unsqueeze(b, [-1]), [*b.shape, 1], b) if is_vector else b
-    result = _solved(*_broadcast(a, columns)).result
-    return op.Squeeze(result, [-1]) if is_vector else result
+    result, info = _solved(*_broadcast(a, columns)).pair
+    return (op.Squeeze(result, [-1]) if is_vector else result), info
 
 
 def _cholesky(a: Any, upper: bool = False) -> _Steps:

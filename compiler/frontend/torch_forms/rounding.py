@@ -36,10 +36,10 @@ def rounded_once() -> dict[Any, Translation]:
         aten.sub.Tensor: core.aten_sub,
     }
     found = {operator: _in_float32(translate, lambda kind, values: True) for operator, translate in always.items()}
-    return found | {operator: _in_float32(translate, _is_rounded) for operator, translate in beside_numbers.items()}
+    return found | {operator: _in_float32(translate, is_rounded) for operator, translate in beside_numbers.items()}
 
 
-def _is_rounded(kind: Any, values: list[Any]) -> bool:
+def is_rounded(kind: Any, values: list[Any]) -> bool:
     """Whether a number among values is not one of a narrow type."""
     numbers = [number for value in values if (number := _number_of(value)) is not None]
     return any(float(kind.numpy().type(number)) != number for number in numbers)
