@@ -344,13 +344,17 @@ def _check_overlap_in_steps(schedule: _Schedule) -> Iterator[Fault]:
 
 
 def _check_single_writes(schedule: _Schedule) -> Iterator[Fault]:
-    """No step overwrites a byte of a buffer that another step has written there: parts of a buffer are of different values."""
+    """No step overwrites a byte of a buffer that another step has written there: parts of a buffer are of different values.
+
+    One fault a buffer tells it: of many writes to one place there are as many pairs as the square of their number.
+    """
     for name, uses in schedule.uses.items():
         for first, second in close_pairs([(use.region, use) for use in uses if use.is_write]):
             if first.step != second.step:
                 steps = sorted((first.step, second.step))
                 what = f"it overwrites byte {second.region.offset} of {name}, which is of step {steps[0]}"
                 yield Fault(f"step {steps[1]}", what)
+                break
 
 
 def _check_sharing(schedule: _Schedule) -> Iterator[Fault]:
