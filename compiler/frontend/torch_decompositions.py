@@ -9,6 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.errors import UnsupportedModelError
+from .torch_operands import has_operands_of_other_types, of_one_type, operators_of_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +22,7 @@ def without_misread_calls(program: torch.export.ExportedProgram) -> torch.export
 
     Label smoothing of a cross entropy, shares of classes in place of labels, and one row without a batch; projections of an LSTM,
     whose steps are then written out; the divisor of an average pool; second names of operators, for which it does not bring
-    operands to one type.
+    operands to one type; booleans where ONNX has numbers alone; bounds of which one has a fraction.
     """
     import torch
 
@@ -34,6 +35,7 @@ def without_misread_calls(program: torch.export.ExportedProgram) -> torch.export
         aten.lstm.input: lambda call: _has_projections(call["params"], call["has_biases"]),
         aten.avg_pool2d.default: lambda call: call["divisor_override"] is not None,
         aten.avg_pool3d.default: lambda call: call["divisor_override"] is not None,
+        **dict.fromkeys(operators_of_numbers(), has_operands_of_other_types),
     }
     calls = [node for node in program.graph.nodes if node.op == "call_function" and node.target in misread]
     found = {node.target for node in calls if misread[node.target](_arguments(node))}
@@ -41,8 +43,9 @@ def without_misread_calls(program: torch.export.ExportedProgram) -> torch.export
         return program
     pools = {aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}
     table = torch.export.default_decompositions()
-    chosen = {target: _with_divisor(target, pools[target]) if target in pools else table[target] for target in found}
-    decomposed: torch.export.ExportedProgram = program.run_decompositions(chosen)
+    ours = {target: _with_divisor(target, axes) for target, axes in pools.items()}
+    ours |= {target: of_one_type(target) for target in operators_of_numbers()}
+    decomposed: torch.export.ExportedProgram = program.run_decompositions({one: ours.get(one) or table[one] for one in found})
     return decomposed
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +36,27 @@ def test_running_extremes(extent: int, dtype: torch.dtype) -> None:
     if dtype.is_floating_point and extent > 6:
         x[1, 5, 0] = math.nan
     check(lambda x: (*torch.cummax(x, 1), *torch.cummin(x, 1)), x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b, n: (*a.max(dim=1), *a.min(0), *a.cummax(1), *a.cummin(0)),
+        lambda a, b, n: (torch.fmax(a, b), torch.fmin(a, n), torch.heaviside(a, b), torch.isclose(a, b)),
+        lambda a, b, n: (a.clamp(min=b), a.clamp(max=n), a.clamp_min(1), a.clamp(0, 0.5), n.clamp(-1, 1)),
+        lambda a, b, n: torch.addr(a, b[:, 0], b[0], beta=3, alpha=2),
+    ],
+    ids=["extremes", "pairs", "clamp", "addr"],
+)
+def test_booleans_where_onnx_has_numbers_alone(function: Callable[..., Any]) -> None:
+    a, b = (torch.rand(4, 5) > 0.5 for _ in range(2))
+    check(function, a, b, torch.randint(-3, 3, (4, 5), dtype=torch.int8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
+def test_bounds_of_which_one_has_a_fraction(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 5).to(dtype)
+    check(lambda x: (x.clamp(0, 0.5), torch.clip(x, -0.5, 1), x.clamp(max=0.5)), x)
 
 
 @pytest.mark.parametrize("order", [0, 1, 2, 3, 0.5, -1, math.inf, -math.inf])
