@@ -35,7 +35,7 @@ from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
 from .ir.functions import computing_names, inline_function, is_fused
 from .ir.shared_weights import declare_shared_weights
 from .ir.states import check_states
-from .ir.validity import check_nodes
+from .ir.validity import check_nodes, check_views
 from .lowering.groups import GroupReader
 from .lowering.kernel_objects import KernelObjects
 from .lowering.pitched_parts import inner_concats
@@ -158,6 +158,7 @@ def _planned(
         tell(record.name, 0.05)
 
     run_pipeline(model, passes, context, on_pass=passed)
+    check_views(model)
     check_states(model)  # the shapes of some are known only now
     copy_shown_results(model)
     tell("choosing kernels", 0.2)

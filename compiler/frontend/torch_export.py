@@ -24,6 +24,7 @@ from ..ir.facts import data_type
 from ..ir.names import fresh_name
 from ..ir.states import declare_states
 from .pytree import Container, Structure, flatten, leaf_paths, unflatten_arguments
+from .torch_complex import without_complex_numbers
 from .torch_decompositions import with_new_values, with_views_of_copies, without_misread_calls
 from .torch_forms.operators import translations
 from .torch_forms.recurrences import any_number_of_steps
@@ -155,7 +156,7 @@ def _translate(
 ) -> tuple[ir.Model, dict[str, torch.Tensor]]:
     """The graph, and the buffers that the program changes, whose new values are the last outputs of the graph."""
     try:
-        program = without_misread_calls(program)
+        program = without_misread_calls(without_complex_numbers(program))
         exported = _exported(program, input_names)
         assert exported.exported_program is not None, "torch's exporter keeps what it exports"
         changed = list(exported.exported_program.graph_signature.buffers_to_mutate.values())

@@ -1,4 +1,4 @@
-"""Operands of types that ONNX or torch's exporter does not take: booleans as numbers, bounds of which one alone has a fraction."""
+"""Operands of types that ONNX or torch's exporter does not take: booleans as numbers, bounds of which one has a fraction."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _common_type(values: Iterable[Any], has_bounds: bool) -> torch.dtype:
 
 
 def _are_mixed(low: Any = None, high: Any = None) -> bool:
-    """Whether two bounds are Python's numbers of which one alone has a fraction."""
+    """Whether two bounds are Python's numbers of which one has a fraction."""
     return {type(low), type(high)} == {int, float}
 
 

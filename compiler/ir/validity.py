@@ -28,6 +28,18 @@ def check_nodes(model: ir.Model) -> None:
         check_node(node)
 
 
+def check_views(model: ir.Model) -> None:
+    """Raise for a view, in a group or not, of another number of elements: sizes that a model computes are known after passes.
+
+    Raises:
+        InvalidModelError: there is one.
+    """
+    for graph in (model.graph, *model.functions.values()):
+        for node in graph:
+            if node.domain == "" and kind_of(node) is Kind.VIEW and (fault := _changes_size(node)):
+                raise InvalidModelError(source_of(node), f"{node.op_type} {fault}", "correct the model")
+
+
 def check_node(node: ir.Node) -> None:
     """Raise if a node, or one in its body, breaks a rule; a branch of an If may do so as long as nothing takes it.
 

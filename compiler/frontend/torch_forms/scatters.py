@@ -1,4 +1,7 @@
-"""The ONNX form of torch's scatters with a reduction: torch's exporter has none of means, and stores the last element instead."""
+"""The ONNX forms of torch's scatters with a reduction, and of sums of overlapping windows.
+
+torch's exporter has no means, and stores the last element instead; windows it adds one by one, by indices of a wrong type.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,30 @@ def scatters() -> dict[Callable[..., Any], Callable[..., Any]]:
     import torch
 
     aten = torch.ops.aten
-    return {aten.scatter_reduce.two: _scatter_reduce, aten.index_reduce.default: _index_reduce}
+    return {
+        aten.scatter_reduce.two: _scatter_reduce,
+        aten.index_reduce.default: _index_reduce,
+        aten.unfold_backward.default: _overlapped,
+    }
+
+
+def _overlapped(grad_in: Any, input_sizes: Any, dim: int, size: int, step: int) -> Any:
+    """Windows of `size` elements, each `step` after the one before it along `dim`, added up where they overlap.
+
+    [..., windows, ..., size] -> input_sizes, of which `dim` is what the windows cover. Inverse transforms of short times have it.
+    """
+    from onnxscript.onnx_opset import opset18 as op
+
+    rank = len(grad_in.shape) - 1
+    axis = dim % rank
+    rest = [one for one in range(rank) if one != axis]
+    sizes = [op.Constant(value_ints=[one]) if isinstance(one, int) else op.Reshape(one, [1]) for one in input_sizes]
+    windows = op.Concat(op.Constant(value_ints=[-1, size]), op.Shape(grad_in, start=axis, end=axis + 1), axis=0)
+    added = op.Col2Im(op.Reshape(op.Transpose(grad_in, perm=[*rest, rank, axis]), windows), sizes[axis], [size], strides=[step])
+    outer = [op.Shape(grad_in, start=one, end=one + 1) for one in rest]
+    in_order = op.Reshape(added, op.Concat(*outer, sizes[axis], axis=0))
+    placed = op.Transpose(in_order, perm=[*range(axis), rank - 1, *range(axis, rank - 1)])
+    return op.Expand(placed, op.Concat(*sizes, axis=0))  # torch adds one window's squares for all sequences of istft
 
 
 def _scatter_reduce(self: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True) -> Any:

@@ -8,13 +8,13 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from ....compiler.pipeline import Context, Pass
-from . import arithmetic, branches, folding, no_ops, rotations, sequences, sizes, updates, views, windows
+from . import arithmetic, branches, folding, joins, no_ops, rotations, sequences, sizes, updates, views, windows
 from .scope import Scope
 from .walk import Family, RuleTable, Walk
 
 # Rules in the order of trial at each node: what computes nothing and what is known before folding, spelling after it.
 BEFORE_FOLDING: tuple[Family, ...] = (no_ops.RULES, folding.RULES, sizes.RULES, branches.RULES, sequences.RULES)
-AFTER_FOLDING: tuple[Family, ...] = (views.RULES, rotations.RULES, updates.RULES, windows.RULES, arithmetic.RULES)
+AFTER_FOLDING: tuple[Family, ...] = (views.RULES, joins.RULES, rotations.RULES, updates.RULES, windows.RULES, arithmetic.RULES)
 _RULES = RuleTable.of(BEFORE_FOLDING, AFTER_FOLDING)
 
 

@@ -112,6 +112,19 @@ def test_scatters_into_a_number(reduce: str) -> None:
     check(scattered, torch.tensor(2.0), torch.tensor(5.0))
 
 
+@pytest.mark.parametrize(
+    ("shape", "sizes", "axis", "size", "step"),
+    [
+        ((2, 7, 16), (2, 64), 1, 16, 8),
+        ((1, 7, 16), (3, 66), 1, 16, 8),
+        ((3, 5, 4, 6), (3, 14, 4), 1, 6, 2),
+        ((3, 4), (17,), 0, 4, 6),
+    ],
+)
+def test_overlapping_windows(shape: tuple[int, ...], sizes: tuple[int, ...], axis: int, size: int, step: int) -> None:
+    check(lambda x: torch.ops.aten.unfold_backward(x, sizes, axis, size, step), torch.randn(shape))
+
+
 def test_tails_of_the_normal_distribution() -> None:
     x = torch.linspace(-4, 30, 200)
     check(lambda x: (torch.special.erfcx(x), torch.special.log_ndtr(-x)), x, tolerance=1e-4)

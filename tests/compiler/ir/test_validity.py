@@ -72,6 +72,13 @@ def test_a_view_keeps_its_elements() -> None:
         _compile("main (float[2,3] x) => (float[5] y) <int64[1] s = {5}> { y = Reshape(x, s) }")
 
 
+def test_a_view_of_computed_sizes_keeps_its_elements() -> None:
+    """They are known when passes have folded them: until then the checker of Plans took it for a fault of a pass."""
+    shape = "s = Shape(x) t = Concat<axis=0>(k, s) a = Reshape(x, t) b = Softmax(a) y = Reshape(b, r)"
+    with pytest.raises(InvalidModelError, match="6 elements into 12"):
+        _compile(f"main (float[6] x) => (float[2,6] y) <int64[2] r = {{2,6}}, int64[1] k = {{-1}}> {{ {shape} }}")
+
+
 def test_sizes_beyond_all_memory() -> None:
     with pytest.raises(UnsupportedModelError, match="64 TiB"):
         _compile("main (float[4294967296,4294967296,4] x) => (float[A,B,C] y) { y = Relu(x) }")
