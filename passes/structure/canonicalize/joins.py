@@ -9,10 +9,11 @@ from ....compiler.ir.constants import scalar_constant
 from ....compiler.ir.matching import input_at, int_constants, producer_of, rank_of
 from ....compiler.ir.rewriter import operation
 from .scope import Replacement, Rule, Scope, becomes, spelled
+from .views import literal_target, reshape_to
 
 
 def take_element(node: ir.Node, scope: Scope) -> Replacement | None:
-    """Gather of one element along the axis of a Concat is that of a piece; of a piece made by Unsqueeze it is what that has."""
+    """Gather of one element along the axis of a Concat is that of a piece, or a Reshape of a piece that has one alone."""
     pieces, index = _pieces(node.inputs[0], node.attributes.get_int("axis", 0)), scalar_constant(node.inputs[1])
     if pieces is None or index is None or rank_of(node.inputs[1]) != 0:
         return None
@@ -22,12 +23,10 @@ def take_element(node: ir.Node, scope: Scope) -> Replacement | None:
         place -= parts.pop(0)[1]
     if not parts or place < 0:
         return None  # out of range, of which the Gather's kernel takes care
-    value = parts[0][0]
-    added = producer_of(value, "Unsqueeze")
-    if added is not None and (axes := int_constants(input_at(added, 1))) is not None and len(axes) == 1:
-        rank, whole = rank_of(value), added.inputs[0]
-        if rank is not None and axes[0] % rank == axis and whole is not None:
-            return becomes(node, whole)
+    value, extent = parts[0]
+    target = literal_target(node.outputs[0], scope.opset)
+    if extent == 1 and target is not None:
+        return spelled(reshape_to(value, target, node, scope))
     number = scope.constant(np.array(place, np.int64), node.outputs[0].name)
     return spelled(operation("Gather", [value, number], axis=axis))
 

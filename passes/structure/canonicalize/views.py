@@ -18,20 +18,20 @@ from .scope import Replacement, Rule, Scope, spelled
 
 def reshape_literally(node: ir.Node, scope: Scope) -> Replacement | None:
     """Flatten, Squeeze, Unsqueeze and Reshape become Reshape to a literal shape, through an inner Reshape if there is one."""
-    value, target = node.inputs[0], _literal_shape(node.outputs[0], scope.opset)
+    value, target = node.inputs[0], literal_target(node.outputs[0], scope.opset)
     if value is None or target is None:
         return None
     inner = producer_of(value, "Reshape")
     if inner is None and node.op_type == "Reshape" and int_constants(node.inputs[1]) == target:
         return None
     source = inner.inputs[0] if inner is not None else value
-    return spelled(_reshape(source, target, node, scope))
+    return spelled(reshape_to(source, target, node, scope))
 
 
 def reshape_instead(node: ir.Node, scope: Scope) -> Replacement | None:
     """Transposing dimensions of 1 and reducing over them only changes the shape."""
     value, before, after = node.inputs[0], static_shape(node.inputs[0]), static_shape(node.outputs[0])
-    target = _literal_shape(node.outputs[0], scope.opset)
+    target = literal_target(node.outputs[0], scope.opset)
     if before is None or after is None or target is None or 0 in before:
         return None
     if node.op_type == "Transpose":
@@ -40,7 +40,7 @@ def reshape_instead(node: ir.Node, scope: Scope) -> Replacement | None:
         is_view = moved == sorted(moved)
     else:
         is_view = equal(prod(before), prod(after))
-    return spelled(_reshape(value, target, node, scope)) if is_view else None
+    return spelled(reshape_to(value, target, node, scope)) if is_view else None
 
 
 def compose_transposes(node: ir.Node, scope: Scope) -> Replacement | None:
@@ -129,12 +129,12 @@ def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
         return None
 
 
-def _reshape(value: ir.Value | None, target: tuple[int, ...], node: ir.Node, scope: Scope) -> ir.Node:
+def reshape_to(value: ir.Value | None, target: tuple[int, ...], node: ir.Node, scope: Scope) -> ir.Node:
     shape = scope.ints(target, _shape_name(node))
     return operation("Reshape", [value, shape], **literal_shape(target))
 
 
-def _literal_shape(output: ir.Value, opset: int) -> tuple[int, ...] | None:
+def literal_target(output: ir.Value, opset: int) -> tuple[int, ...] | None:
     """What to write as the shape of a Reshape that makes `output`; None where its shape cannot be written as numbers."""
     if output.shape is None:
         return None
