@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from prefuse.tests.cpu_seconds import CpuSeconds
-from prefuse.tests.sample import DEAR, VARIABLE, WHOLE, half, sample_number
+from prefuse.tests.sample import DEAR, VARIABLE, WHOLE, sample_number, share
 from prefuse.tests.translation_table import keep_translation_table
 
 if TYPE_CHECKING:
     from prefuse.tests.models.exports import Exports
 
-_HALVES = "PREFUSE_TEST_HALVES"  # of the environment of a run's processes: "1" where it draws half of the cases
+_SHARES = "PREFUSE_TEST_SHARES"  # of the environment of a run's processes: "1" where it draws a share of the cases
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,21 +32,21 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[VARIABLE] = str(sample_number())
     if not hasattr(config, "workerinput"):
         is_named = config.args_source == pytest.Config.ArgsSource.ARGS or config.option.keyword or os.environ.get(WHOLE)
-        os.environ[_HALVES] = "" if is_named else "1"
+        os.environ[_SHARES] = "" if is_named else "1"
     if most := config.getoption("--cpu-seconds"):
         config.pluginmanager.register(CpuSeconds(most))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Half of the cases of each parametrized test in the dear folders."""
-    if not os.environ[_HALVES]:
+    """A quarter of the cases of each parametrized test in the dear folders."""
+    if not os.environ[_SHARES]:
         return
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         function, bracket, _ = item.nodeid.partition("[")
         if bracket and item.path.relative_to(Path(__file__).parent).parts[0] in DEAR:
             cases[function].append(item)
-    kept = {item for function, some in cases.items() for item in half(function, some, [one.nodeid for one in some])}
+    kept = {item for function, some in cases.items() for item in share(function, some, [one.nodeid for one in some])}
     dropped = [item for some in cases.values() for item in some if item not in kept]
     config.hook.pytest_deselected(items=dropped)
     away = set(dropped)

@@ -1,7 +1,7 @@
 """Which part of the long suites `make test` runs: another one each day, the same in all its processes, named in its last lines.
 
-A run of all tests takes half of the cases of each parametrized test in the dear folders, too, drawn anew each day; a run that is
-given files or names takes what it is given. The commands (`python -m tests.conformance`, `tests.fuzz`, `tests.kernels`,
+A run of all tests takes a quarter of the cases of each parametrized test in the dear folders, too, drawn anew each day; a run that
+is given files or names takes what it is given. The commands (`python -m tests.conformance`, `tests.fuzz`, `tests.kernels`,
 `tests.zoo`) run the whole.
 """
 
@@ -45,10 +45,11 @@ def dealt(cases: Sequence[T], labels: Sequence[str], way: W, ways: Sequence[W]) 
     return [case for case, turn in zip(cases, turns, strict=True) if turn % len(ways) == ways.index(way)]
 
 
-def half(function: str, cases: Sequence[T], names: Sequence[str]) -> list[T]:
-    """Half of the cases of a test function, and one more where they are odd, in their order.
+def share(function: str, cases: Sequence[T], names: Sequence[str]) -> list[T]:
+    """A quarter of the cases of a test function, but two of three and more, and one of two, in their order.
 
     By chance, not in turns: cases may be dealt inside the function, too, and two rules that count days would never meet.
     """
+    count = max(-(-len(cases) // 4), min(2, -(-len(cases) // 2)))
     drawn = sorted(range(len(cases)), key=lambda i: (crc32(f"{function} {names[i]} {sample_number()}".encode()), i))
-    return [cases[i] for i in sorted(drawn[: -(-len(cases) // 2)])]
+    return [cases[i] for i in sorted(drawn[:count])]

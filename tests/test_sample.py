@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from prefuse.tests.sample import VARIABLE, WHOLE, dealt, every, half, sample_number
+from prefuse.tests.sample import VARIABLE, WHOLE, dealt, every, sample_number, share
 
 
 def test_the_number_is_of_the_day_or_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,14 +42,19 @@ def test_the_whole_is_every_case_in_every_way(monkeypatch: pytest.MonkeyPatch) -
     assert dealt("xyz", "xyz", "b", ("a", "b")) == ["x", "y", "z"]
 
 
-def test_half_of_the_cases_is_drawn_and_all_of_them_in_some_days(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases, found = list(range(7)), set[int]()
+def test_a_quarter_of_the_cases_is_drawn_and_all_of_them_in_some_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases, found = list(range(9)), set[int]()
     for number in range(100, 116):
         monkeypatch.setenv(VARIABLE, str(number))
-        today = half("test_it", cases, [f"test_it[{case}]" for case in cases])
-        assert today == half("test_it", cases, [f"test_it[{case}]" for case in cases])
-        assert len(today) == 4
+        today = share("test_it", cases, [f"test_it[{case}]" for case in cases])
+        assert today == share("test_it", cases, [f"test_it[{case}]" for case in cases])
+        assert len(today) == 3
         assert today == sorted(today)
         found |= set(today)
     assert found == set(cases)
-    assert half("test_it", ["alone"], ["test_it[alone]"]) == ["alone"]
+
+
+@pytest.mark.parametrize(("cases", "drawn"), [(1, 1), (2, 1), (3, 2), (8, 2), (9, 3), (100, 25)])
+def test_of_few_cases_more_than_a_quarter_is_drawn(cases: int, drawn: int) -> None:
+    names = [f"test_it[{case}]" for case in range(cases)]
+    assert len(share("test_it", names, names)) == drawn

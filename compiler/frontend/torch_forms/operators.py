@@ -67,6 +67,8 @@ def translations() -> dict[Operator, Translation]:
         aten.rnn_tanh.input: rnn("Tanh"),
         aten.rnn_relu.input: rnn("Relu"),
         torch.ops.prims.prod.default: _product,
+        torch.ops.prims.scalar_tensor.default: _number,
+        aten.rrelu_with_noise_functional.default: _random_leaky_relu,
         aten.softmax.int: _softmax("Softmax"),
         aten.log_softmax.int: _softmax("LogSoftmax"),
         aten.special_softmax.default: _softmax("Softmax"),
@@ -189,6 +191,25 @@ def _itself(self: Any) -> Any:
     from onnxscript.onnx_opset import opset18 as op
 
     return op.Identity(self)
+
+
+def _number(s: bool | int | float, dtype: int | None = None, **memory: Any) -> Any:
+    """A tensor without dimensions."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    made = op.Constant(value_float=s) if isinstance(s, float) else op.Constant(value_int=int(s))
+    return made if dtype is None or dtype == -1 else op.Cast(made, to=dtype)
+
+
+def _random_leaky_relu(
+    self: Any, noise: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None
+) -> tuple[Any, Any]:
+    """In inference its slope is the mean of those that training draws."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    if training:
+        raise UnsupportedModelError("rrelu", "slopes drawn by chance", "call eval(), or pass training=False")
+    return op.LeakyRelu(self, alpha=(lower + upper) / 2), op.Identity(noise)
 
 
 def _cdist(x1: Any, x2: Any, p: float, compute_mode: Any = None) -> Any:

@@ -137,3 +137,13 @@ def test_what_does_nothing() -> None:
 def test_unique_numbers_of_one() -> None:
     """A pass changed what had been fused, of whose parts the names were asked then."""
     check(lambda x: torch.unique(x, return_inverse=True, return_counts=True), torch.tensor(2.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_slopes_and_signs_by_numbers(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 5).to(dtype)
+    check(
+        lambda x: (functional.rrelu(x, 0.1, 0.3, training=False), torch.copysign(x, -1), torch.copysign(x, 2.5)),
+        x,
+        tolerance=2e-3,
+    )
