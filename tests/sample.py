@@ -1,7 +1,7 @@
 """Which part of the long suites `make test` runs: another one each day, the same in all its processes, named in its last lines.
 
-A run of all tests takes a quarter of the cases of each parametrized test in the dear folders, too, drawn anew each day; a run that
-is given files or names takes what it is given. The commands (`python -m tests.conformance`, `tests.fuzz`, `tests.kernels`,
+A run of all tests takes a quarter of the cases of each parametrized test in the dear folders, too, drawn anew each day; one of
+files or names takes what it is given. The commands (`python -m tests.conformance`, `tests.fuzz`, `tests.kernels`,
 `tests.zoo`) run the whole.
 """
 
