@@ -7,6 +7,7 @@ parts are those of torch's own ComplexTensor. Fourier transforms stay: the expor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from .complex_rules import prepare_rules
@@ -29,10 +30,13 @@ def without_complex_numbers(program: torch.export.ExportedProgram) -> torch.expo
     """
     import torch
 
+    if find_spec("torch._subclasses.complex_tensor") is None:
+        return program  # an older torch: the exporter takes what it has forms of
     kept = {getattr(torch.ops.aten, name).default for name in _KEPT}
-    before: set[Any] = set()
-    while (found := _operators(program) - kept) and found != before:
-        program, before = program.run_decompositions({one: _decomposition(one) for one in found}), found
+    before: list[set[Any]] = []  # an operator that comes back has no parts
+    while (found := _operators(program) - kept) and found not in before:
+        before.append(found)
+        program = program.run_decompositions({one: _decomposition(one) for one in found})
     return program
 
 
@@ -44,11 +48,24 @@ def _decomposition(operator: Any) -> Callable[..., Any]:
     prepare_rules()
     has_rule = operator in COMPLEX_OPS_TABLE or operator.overloadpacket in COMPLEX_OPS_TABLE or operator._opname in _OF_EACH_PART
     if not has_rule and any("Tensor" in str(parameter.type) for parameter in operator._schema.arguments):
-        for table in (torch.export.default_decompositions(), torch._decomp.decomposition_table):
-            if operator in table:
-                decomposition: Callable[..., Any] = table[operator]
-                return decomposition
+        composed = torch.export.default_decompositions()
+        if operator in composed and operator._can_decompose():
+            parts: Callable[..., Any] = composed[operator]
+            return parts
+        if operator in torch._decomp.decomposition_table:
+            return _where_complex(torch._decomp.decomposition_table[operator])
     return _by_parts(operator)
+
+
+def _where_complex(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """The decomposition of calls with complex operands; those of real ones stay whole."""
+    from torch.utils._pytree import tree_leaves
+
+    def decomposed(*operands: Any, **named: Any) -> Any:
+        is_complex = any(map(_is_complex, tree_leaves((operands, named))))
+        return decomposition(*operands, **named) if is_complex else NotImplemented
+
+    return decomposed
 
 
 def _operators(program: torch.export.ExportedProgram) -> set[Any]:
