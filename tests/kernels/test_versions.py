@@ -13,7 +13,7 @@ from prefuse.kernels.groups.group import Group
 from prefuse.kernels.template.contract import BuiltKernel, Refusal
 from prefuse.kernels.versions import Version, versions_of, with_versions
 from prefuse.runtime.symbolic.sizes import Dim, Domain
-from prefuse.runtime.target import AMX_EMULATED
+from prefuse.runtime.target import AMX_EMULATED, Target
 
 from .convolution.channels_last_cases import convolution
 from .harness import Case, target_of
@@ -22,7 +22,11 @@ from .symbolic import Shape, built_for, run_at, sized
 _HINT, _WIDTH, _CHANNELS = 16, 9, 33
 _HEIGHTS = (4, 15, 16, 17, 40)
 _VECTORS, _TILES = "convolution_channels_last", "convolution_tiles"
-TARGET = target_of(AMX_EMULATED)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return target_of(AMX_EMULATED)
 
 
 def image(height: int) -> Case:
@@ -44,14 +48,14 @@ def point(domain: Domain, height: int) -> int:
     return int(np.flatnonzero(domain.points["H"] == height)[0])
 
 
-def results(kernel: BuiltKernel, domain: Domain) -> list[np.ndarray]:
+def results(kernel: BuiltKernel, domain: Domain, target: Target) -> list[np.ndarray]:
     """Of all heights, each as it must be within the precision."""
     cases = {height: (replace(image(height), rtol=1e-4, atol=1e-4), {"H": height}) for height in _HEIGHTS}
-    run_at(kernel, TARGET, domain, cases)
+    run_at(kernel, target, domain, cases)
     return [case.got[0] for case, _ in cases.values()]
 
 
-def test_a_comparison_chooses_among_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_chooses_among_versions(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors up to 16 rows, tiles beyond: the bits are those of kernels by each alone."""
 
     def versions(group: Group, domain: Domain, *_: object) -> tuple[Version, ...]:
@@ -60,12 +64,12 @@ def test_a_comparison_chooses_among_versions(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(registry, "versions_of", versions)
     group, domain = images()
-    kernel = built_for(group, TARGET)
-    found = results(kernel, domain)
+    kernel = built_for(group, target)
+    found = results(kernel, domain, target)
     alone = {}
     for template in (_VECTORS, _TILES):
         group, domain = images(configuration={TEMPLATE: template})
-        alone[template] = results(built_for(group, TARGET), domain)
+        alone[template] = results(built_for(group, target), domain, target)
     assert len(kernel.operands) == len(set(kernel.operands))
     assert "elements" in dict(kernel.refused)[_VECTORS if kernel.template == _TILES else _TILES]
     assert any(not np.array_equal(a, b) for a, b in zip(alone[_VECTORS], alone[_TILES], strict=True))
@@ -100,15 +104,15 @@ def test_templates_change_where_another_saves_enough() -> None:
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_a_version_that_is_not_for_all_sizes_is_left_out(is_refused: bool) -> None:
+def test_a_version_that_is_not_for_all_sizes_is_left_out(is_refused: bool, target: Target) -> None:
     group, domain = images()
-    built, alive = built_for(group, TARGET), domain.alive.copy()
+    built, alive = built_for(group, target), domain.alive.copy()
     versions = Version(built.template, domain.at, 100), Version("other", point(domain, 40), None)
 
     def write(_: str) -> BuiltKernel | Refusal:
         assert domain.size("H") > 10  # which cuts the domain
         return Refusal("no") if is_refused else built
 
-    assert with_versions(built, group, TARGET, domain, versions, write) is built
+    assert with_versions(built, group, target, domain, versions, write) is built
     np.testing.assert_array_equal(domain.alive, alive)
     assert not domain.cuts

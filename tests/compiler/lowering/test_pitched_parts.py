@@ -11,6 +11,7 @@ from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.lowering.pitched_parts import inner_concats
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import Launch, Region
+from prefuse.runtime.target import Target
 
 COLUMNS = (128, 37, 256)
 
@@ -34,7 +35,8 @@ def written(net: object) -> list[Region]:
 
 @pytest.mark.parametrize("target", ["cpu:avx2", "cpu:avx512", "cpu:avx512bf16", "cpu"])
 def test_products_are_stored_side_by_side(target: str) -> None:
-
+    if missing := Target.parse(target).missing_features():
+        pytest.skip(f"this CPU lacks {', '.join(missing)}")
     made = model(PRODUCTS + "y = Concat<axis = -1>(a, b, c)")
     net = prefuse.compile(made, target=target, threads=2, cache=False)
     places = sorted((region.offset, region.rows, region.pitch) for region in written(net) if region.rows > 1)
