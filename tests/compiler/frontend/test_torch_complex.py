@@ -27,7 +27,8 @@ class SpectralConvolution(torch.nn.Module):
         mixed = torch.einsum("bixy,ioxy->boxy", torch.fft.rfft2(x)[..., :5, :5], self.weight)
         spectrum = torch.zeros(x.shape[0], 4, x.shape[2], x.shape[3] // 2 + 1, dtype=torch.complex64)
         spectrum[..., :5, :5] = mixed
-        return torch.fft.irfft2(spectrum, s=x.shape[-2:])
+        image: Tensor = torch.fft.irfft2(spectrum, s=x.shape[-2:])
+        return image
 
 
 def state_space(x: Tensor) -> Tensor:
@@ -35,7 +36,8 @@ def state_space(x: Tensor) -> Tensor:
     a = torch.complex(-torch.linspace(0.1, 1, 16), torch.linspace(0, 3, 16))
     c = torch.complex(torch.linspace(1, 2, 16), torch.linspace(0, 1, 16))
     kernel = torch.einsum("n,nl->l", c, torch.exp(a[:, None] * torch.arange(64) * 0.1)).real * 2
-    return torch.fft.irfft(torch.fft.rfft(x, n=128) * torch.fft.rfft(kernel, n=128), n=128)[..., :64]
+    found: Tensor = torch.fft.irfft(torch.fft.rfft(x, n=128) * torch.fft.rfft(kernel, n=128), n=128)[..., :64]
+    return found
 
 
 def rotated(x: Tensor) -> Tensor:
