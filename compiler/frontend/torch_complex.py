@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from .complex_rules import prepare_rules
+from .torch_complex_rules import prepare_rules
 
 if TYPE_CHECKING:
     import torch
