@@ -27,6 +27,7 @@ from .convolution import convolution_gpu as gpu_convolution
 from .convolution import convolution_mma_gpu as gpu_mma_convolution
 from .convolution import transposed_convolution_mma_gpu as gpu_mma_transposed
 from .elementwise import arange, elementwise, one_hot, random_numbers, trilu
+from .elementwise.strided_operands import AFFINE
 from .groups.configuration import KEPT_TEMPLATE, TEMPLATE, Configuration, ignored
 from .groups.group import Group
 from .linalg import (
@@ -302,7 +303,8 @@ def _templates_for(group: Group, target: Target) -> list[Template]:
     templates = (*(GPU_TEMPLATES if target.is_gpu else TILE_TEMPLATES if target.has_tiles else ()), *TEMPLATES)
     if target.is_gpu:
         templates = tuple(one for one in templates if one.name not in _NOT_ON_GPUS)
-    fitting = [t for t in templates if anchors <= t.anchors and bool(anchors) == bool(t.anchors)]
+    is_pointwise = not anchors or (anchors <= AFFINE and len(group.ops) > len(anchors))
+    fitting = [t for t in templates if (bool(anchors) and anchors <= t.anchors if t.anchors else is_pointwise)]
     if _is_prologued(group):  # rows compute what comes before them once, the others where they read it
         fitting.sort(key=lambda template: not template.has_surroundings)
     wanted = _wanted(group)
@@ -329,7 +331,7 @@ def _plan(template: Template, group: Group, target: Target) -> Candidate | Refus
         return Refusal("stores whole results")
     seen = read_narrow(group) if template.reads_narrow else group
     seen = read_weights(seen) if template.reads_weights else seen
-    is_bare = not anchors_of(group) or has_epilogue_only(seen)
+    is_bare = not template.anchors or has_epilogue_only(seen)
     takes_prologue = template.has_prologue and _is_prologued(group)
     if not is_bare and not template.has_surroundings and not takes_prologue:
         return Refusal("computes one operator, and reads its operands through no others")

@@ -22,12 +22,17 @@ def copied_cycles(extents: Sequence[int], stride: int, lanes: int, body: LoopBod
     """Of a nest of loops whose last one stores vectors, and reads elements `stride` apart: neighbours, one for all, picked from
     as many vectors, or one by one."""
     *outer, last = map(hint_of, extents)
-    stride = hint_of(stride)
     lanes = min(lanes, 1 << max(last.bit_length() - 1, 0))
-    apart = abs(stride) if 0 < stride <= _PICKED_STRIDE else lanes
-    read = LoopBody(2 * (apart - 1), loads=apart) if stride else LoopBody()
     steps = covering_steps(last, lanes)
-    return prod(outer) * (steps * (read + body).cycles(machine) + (_ROW_CYCLES if steps > 1 else 0.0))
+    return prod(outer) * (steps * (reading(stride, lanes) + body).cycles(machine) + (_ROW_CYCLES if steps > 1 else 0.0))
+
+
+@estimating
+def reading(stride: int, lanes: int) -> LoopBody:
+    """What reads a vector of elements that lie `stride` apart."""
+    stride = hint_of(stride)
+    apart = abs(stride) if 0 < stride <= _PICKED_STRIDE else lanes
+    return LoopBody(2 * (apart - 1), loads=apart) if stride else LoopBody()
 
 
 @estimating

@@ -1,8 +1,8 @@
-"""Groups without an anchor: any DAG of pointwise operators in one trip over memory."""
+"""Groups without an anchor: any DAG of pointwise operators in one trip over memory, which may read operands through views."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -15,8 +15,8 @@ from ..codegen.builder import Index
 from ..codegen.gpu_builder import GpuBuilder
 from ..cost.estimate import Estimate, with_bytes
 from ..cost.memory import parallel_work
+from ..cost.movement import reading
 from ..cost.pointwise import LoopBody, operator_body, scalar_steps
-from ..expressions.pointwise import POINTWISE
 from ..groups.group import Group
 from ..movement.injective import as_bits
 from ..template.contract import BuiltKernel, Candidate, Refusal
@@ -31,32 +31,38 @@ from ..template.kernel import (
     store_outputs,
 )
 from ..template.values import GroupValues, pointwise_obstacle
-from .row_blocks import Steps, choose_blocks, map_blocks
+from .row_blocks import RowBlocks, Steps, choose_blocks, map_blocks
+from .strided_operands import Strided, Views, is_contiguous, merged_strides, through_views
 
 _ROW_CYCLES = 4.0  # of a row's address and its loop
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes pointwise operators only, all of whose outputs have one shape."""
-    if any(op.op_type not in POINTWISE for op in group.ops):
-        return Refusal("has an operator that is not pointwise")
-    group = _choices_as_bits(group)
-    if reason := pointwise_obstacle(group):
+    """Takes pointwise operators, all of whose outputs have one shape, and views of operands."""
+    found = through_views(_choices_as_bits(group))
+    if isinstance(found, Refusal):
+        return found
+    direct, views = found
+    if reason := pointwise_obstacle(direct):
         return Refusal(reason)
-    if not all(same_shape(group.types[name].shape, group.types[group.outputs[0]].shape) for name in group.outputs):
+    if not all(same_shape(direct.types[name].shape, direct.types[direct.outputs[0]].shape) for name in direct.outputs):
         return Refusal("outputs differ in shape")
-    return Candidate(_estimate(merge_dimensions(group), target), partial(_build, group, target))
+    if views and has_block_scales(direct):
+        return Refusal("has scales along an axis beside parts of operands")
+    return Candidate(_estimate(*merge_dimensions(direct, views), target), partial(_build, group, direct, views, target))
 
 
 @estimating
-def _estimate(merged: Group, target: Target) -> Estimate:
+def _estimate(merged: Group, views: Views, target: Target) -> Estimate:
     """Of one trip: operators on smaller values once for each of their elements, and values that rows share once for a row."""
     machine = result_machine(merged, target)
     shape = merged.types[merged.outputs[0]].shape
     *outer, inner = shape
     rows, spans = prod(outer), {name for name, kind in merged.types.items() if kind.shape[-1] == inner}
     read = [name for name in merged.inputs if name in spans and merged.literal(name) is None]
-    body = LoopBody(loads=len(read), stores=len(merged.outputs))
+    body = LoopBody(stores=len(merged.outputs))
+    for name in read:
+        body += reading(views[name].strides[-1] if name in views else 1, machine.lanes)
     beside = 0.0
     for op in merged.ops:
         one = operator_body(merged, op, machine)
@@ -64,7 +70,7 @@ def _estimate(merged: Group, target: Target) -> Estimate:
             body += one
         else:
             beside += one.cycles(machine) * merged.types[op.outputs[0]].elements / machine.lanes
-    cut = None if has_block_scales(merged) else choose_blocks(merged, Steps(machine.lanes, target.machine.lanes))
+    cut = None if views else _blocks(merged, Steps(machine.lanes, target.machine.lanes))
     if cut is not None:
         cycles = prod(shape) / machine.lanes * body.cycles(machine) + cut.block_cycles(Steps(machine.lanes, target.machine.lanes))
     else:
@@ -73,33 +79,39 @@ def _estimate(merged: Group, target: Target) -> Estimate:
     return with_bytes(Estimate(cycles + beside, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), merged)
 
 
-def _build(group: Group, target: Target) -> BuiltKernel:
-    merged = merge_dimensions(group)
+def _blocks(merged: Group, steps: Steps) -> RowBlocks | None:
+    return None if has_block_scales(merged) else choose_blocks(merged, steps)
+
+
+def _build(group: Group, direct: Group, views: Views, target: Target) -> BuiltKernel:
+    merged, views = merge_dimensions(direct, views)
     shape = merged.types[merged.outputs[0]].shape
     builder = new_builder(target)
+    given = {name: one.reader(group, builder) for name, one in views.items()}
 
     def element(index: Index) -> None:
-        store_outputs(GroupValues(merged, builder), index)
+        store_outputs(GroupValues(merged, builder, given), index)
 
-    work = hint_of(prod(shape) * pointwise_cost(group))
-    lanes = _vector_count(builder, merged) if isinstance(builder, GpuBuilder) else narrowest_lanes(builder, merged)
-    if (
-        not builder.is_grid
-        and not has_block_scales(group)
-        and not is_symbolic(shape)
-        and (cut := choose_blocks(merged, Steps(lanes, builder.lanes("float32"))))
-    ):
+    work = hint_of(prod(shape) * pointwise_cost(direct))
+    lanes = _vector_count(builder, merged, views) if isinstance(builder, GpuBuilder) else narrowest_lanes(builder, merged)
+    is_flat = builder.is_grid or views or is_symbolic(shape)
+    if not is_flat and (cut := _blocks(merged, Steps(lanes, builder.lanes("float32")))):
         map_blocks(builder, cut, lanes, work)
     else:
         map_elements(builder, shape, lanes, work, element)
-    return finish("elementwise", builder, merged, flops=work, inplace=same_place_operands(group))
+    sources = {one.source for one in views.values()}
+    inplace = tuple((number, name) for number, name in same_place_operands(direct) if name not in sources)
+    return finish("elementwise", builder, merged, flops=work, inplace=inplace)
 
 
-def _vector_count(builder: GpuBuilder, merged: Group) -> int:
+def _vector_count(builder: GpuBuilder, merged: Group, views: Views) -> int:
     """Neighbours that a thread takes, of what lies along rows of the results."""
     *_, inner = merged.types[merged.outputs[0]].shape
     along = [kind.dtype for name in (*merged.inputs, *merged.outputs) if (kind := merged.types[name]).shape[-1:] == (inner,)]
-    return builder.vector_count(along, inner)
+    count = builder.vector_count(along, inner)
+    for view in views.values():
+        count = view.neighbours(count)
+    return count
 
 
 def has_block_scales(group: Group) -> bool:
@@ -115,21 +127,20 @@ def _choices_as_bits(group: Group) -> Group:
     return group
 
 
-def merge_dimensions(group: Group) -> Group:
-    """The same group over fewer, longer dimensions, all values of one rank (at least 1).
+def merge_dimensions(group: Group, views: Views) -> tuple[Group, Views]:
+    """The same group over fewer, longer dimensions, all values of one rank (at least 1), and its views.
 
-    Neighbouring dimensions merge when each value spans all of them or none, so that most groups become one flat loop. Scales of
-    blocks do neither: their groups stay as they are.
+    Neighbouring dimensions merge when each value spans all of them or none, and no view leaves something out between them, so
+    that most groups become one flat loop. Scales of blocks do neither: their groups stay as they are.
     """
     if has_block_scales(group):
-        return group
+        return group, views
     shape = group.types[group.outputs[0]].shape or (1,)
-    padded = {name: (1,) * (len(shape) - len(kind.shape)) + kind.shape for name, kind in group.types.items()}
+    padded = {name: (1,) * (len(shape) - len(kind.shape)) + kind.shape for name, kind in _values(group).items()}
+    strides = {name: (0,) * (len(shape) - len(one.strides)) + one.strides for name, one in views.items()}
     runs: list[list[int]] = []
     for axis, extent in enumerate(shape):
-        if (is_one(extent) and runs) or (
-            runs and all(_spans_all_or_none(dims, [*runs[-1], axis], shape) for dims in padded.values())
-        ):
+        if runs and (is_one(extent) or _can_merge(padded, strides, [*runs[-1], axis], shape)):
             runs[-1].append(axis)
         else:
             runs.append([axis])
@@ -137,7 +148,25 @@ def merge_dimensions(group: Group) -> Group:
         name: TensorType(tuple(prod(dims[axis] for axis in run) for run in runs), group.types[name].dtype)
         for name, dims in padded.items()
     }
-    return replace(group, types=types)
+    merged = {
+        name: Strided(views[name].source, views[name].base, merged_strides(padded[name], runs, strides[name])) for name in views
+    }
+    return replace(group, types=types), merged
+
+
+def _values(group: Group) -> dict[str, TensorType]:
+    """The types of what the operators of a group read and make: not of what views of theirs are of."""
+    made = (name for op in group.ops for name in (*op.inputs, *op.outputs) if name)
+    names = dict.fromkeys((*group.inputs, *made, *group.outputs))
+    return {name: group.types[name] for name in names}
+
+
+def _can_merge(
+    padded: Mapping[str, Sequence[SizeLike]], strides: Mapping[str, Sequence[SizeLike]], run: list[int], shape: Sequence[SizeLike]
+) -> bool:
+    return all(_spans_all_or_none(dims, run, shape) for dims in padded.values()) and all(
+        is_contiguous(padded[name], run, steps) for name, steps in strides.items()
+    )
 
 
 def _spans_all_or_none(dims: Sequence[SizeLike], run: list[int], shape: Sequence[SizeLike]) -> bool:

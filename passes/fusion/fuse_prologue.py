@@ -1,4 +1,4 @@
-"""fuse-prologue: pointwise nodes become prologues of the kernels that read them."""
+"""fuse-prologue: pointwise nodes, and parts of tensors, become prologues of the kernels that read them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ...compiler.ir.cloning import ValueMap, clone_node
 from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.ir.functions import drop_uncalled_groups, fuse_into_function, inline_function, is_fused
 from ...compiler.ir.kinds import is_pointwise
+from ...compiler.ir.matching import is_constant
 from ...compiler.ir.names import fresh_name
 from ...compiler.ir.rewriter import Rejection, copy_source, remove_nodes
 from ...compiler.pipeline import Context, Pass, number
@@ -21,6 +22,7 @@ from ...kernels.cost.memory import parallel_work
 from ...kernels.cost.operations import operations_of
 from .fusion_cost import Join, drawback
 from .operand_reads import Body, Reading, reading_of
+from .parts import Parts, is_free, is_part, parts_of
 from .short_runs import wasted_operations
 
 _NAMED_OPS = 6  # a function of more nodes is named by the group that took them in
@@ -33,9 +35,13 @@ class FusePrologue(Pass):
     Before:  a = prefuse.mul_add_relu(x, s, b);  y = prefuse.conv_relu(a, w)           the convolution makes a padded copy of a
     After:   y = prefuse.mul_add_relu_conv_relu(x, s, b, w)
 
+    Before:  a = Slice(x, 0, 64, 2);  b = Slice(x, 64, 128, 2);  y = prefuse.sigmoid_mul(b, a)      a gate
+    After:   y = prefuse.slice_slice_sigmoid_mul(x)
+
     Legal where the reader reads its operand's elements one by one: as an operand of its epilogue, or as its anchor's first
-    operand. Of several readers each computes it again. `fusion_cost` decides whether it pays: bytes and launches saved against
-    operations repeated. Never an output of the graph, nor what a subgraph reads.
+    operand; and of parts where all others that the reader computes are pointwise. Of several readers each computes it again.
+    `fusion_cost` decides whether it pays: bytes and launches saved against operations repeated. Never an output of the graph, nor
+    what a subgraph reads.
     """
 
     name: ClassVar[str] = "fuse-prologue"
@@ -46,15 +52,11 @@ class FusePrologue(Pass):
         moving = _Moving(model, context, self, context.kernels_of(model))
         changed = False
         for node in reversed(list(model.graph)):
-            if node.graph is not None and _is_pointwise(model, node):
-                changed |= moving.move(node)
+            if node.graph is not None and (parts := parts_of(model, node)) is not None:
+                changed |= moving.move(node, parts)
         if changed:
             drop_uncalled_groups(model)
         return changed
-
-
-def _is_pointwise(model: ir.Model, node: ir.Node) -> bool:
-    return (is_fused(node) or is_pointwise(node)) and all(map(is_pointwise, Body.of(model, node).nodes))
 
 
 @dataclass(slots=True)
@@ -66,8 +68,10 @@ class _Moving:
     options: FusePrologue
     ask: Ask
 
-    def move(self, node: ir.Node) -> bool:
-        """Compute a pointwise group in all of its readers, if that is legal and pays."""
+    def move(self, node: ir.Node, parts: Parts) -> bool:
+        """Compute a pointwise group, or what takes a part of a tensor, in all of its readers, if that is legal and pays."""
+        if is_part(node, {}) and is_free(node):
+            return False
         readers = list(dict.fromkeys(reader for value in node.outputs for reader in value.consumers()))
         if not readers or any(reader.graph is not self.model.graph for reader in readers):
             return False
@@ -79,12 +83,12 @@ class _Moving:
             return self._reject(node, readers, f"{len(readers)} groups read it, more than {self.options.max_readers}")
         readings = {}
         for reader in readers:
-            reading = self._reading(node, reader)
+            reading = self._parts_fault(parts, reader) or self._reading(node, reader)
             if isinstance(reading, str):
                 self._reject(node, [reader], reading)
                 return self._reject(node, [one for one in readers if one is not reader], f"it is in memory for {reader.op_type}")
             readings[reader] = reading
-        join = self._join(node, readings)
+        join = self._join(node, parts, readings)
         target = self.context.target
         if fault := drawback(join, target.vector_lanes, self.options.max_ops, target.threads):
             return self._reject(node, readers, fault)
@@ -97,6 +101,18 @@ class _Moving:
             message = f"{node.op_type} not computed in {reader.op_type}: {reason}"
             self.context.reject(self.options.name, Rejection(message, (node, reader)))
         return False
+
+    def _parts_fault(self, parts: Parts, reader: ir.Node) -> str:
+        """Why a reader cannot read parts where they lie; empty if it can, or if there are none."""
+        if not parts.nodes:
+            return ""
+        lanes, neighbours = self.context.target.vector_lanes, parts.neighbours()
+        if neighbours < lanes:
+            return f"{neighbours} neighbours of {parts.nodes[0].op_type} fill no vector"
+        nodes = Body.of(self.model, reader).nodes
+        if parts_of(self.model, reader) is None or not any(map(is_pointwise, nodes)):
+            return f"{reader.op_type} reads its operands from memory as they are"
+        return ""
 
     def _reading(self, node: ir.Node, reader: ir.Node) -> Reading | str:
         """How a reader reads all that it has from a group."""
@@ -126,14 +142,14 @@ class _Moving:
         nodes = Body.of(self.model, node).nodes
         return [value for one in nodes for value in (*one.inputs, *one.outputs) if value is not None]
 
-    def _join(self, node: ir.Node, readings: dict[ir.Node, Reading]) -> Join:
-        target, made, read = self.context.target, _bytes(node.outputs), _bytes(dict.fromkeys(node.inputs))
-        nodes = Body.of(self.model, node).nodes
+    def _join(self, node: ir.Node, parts: Parts, readings: dict[ir.Node, Reading]) -> Join:
+        target, made, read = self.context.target, _bytes(node.outputs), parts.read_bytes(node)
+        nodes = [one for one in Body.of(self.model, node).nodes if one not in parts.nodes]
         operations = sum(operations_of(one.op_type) * tensor_type(one.outputs[0]).hinted.elements for one in nodes)
         times = sum(reading.times for reading in readings.values())
         again = sum(max(reading.times - 1, 0.0) for reading in readings.values())
-        sizes = [len(Body.of(self.model, reader).nodes) + len(nodes) for reader in readings]
-        tensors = [len({*node.inputs, *reader.inputs, *reader.outputs} - {*node.outputs, None}) for reader in readings]
+        sizes = [len(Body.of(self.model, reader).nodes) + len(parts.nodes) + len(nodes) for reader in readings]
+        tensors = [_count({*node.inputs, *reader.inputs, *reader.outputs} - {*node.outputs}) for reader in readings]
         return Join(
             saved_bytes=made * (1 + len(readings)),
             added_bytes=read * (len(readings) - 1) + int(again * max(read - made, 0)),
@@ -143,9 +159,9 @@ class _Moving:
             operators=max(sizes),
         )
 
-    def _wasted_operations(self, nodes: tuple[ir.Node, ...], readings: dict[ir.Node, Reading]) -> float:
+    def _wasted_operations(self, nodes: Iterable[ir.Node], readings: dict[ir.Node, Reading]) -> float:
         """In empty lanes, where readers go over few neighbours at a time."""
-        lanes = self.context.target.vector_lanes
+        lanes, nodes = self.context.target.vector_lanes, list(nodes)
         return sum(reading.times * wasted_operations(reader, nodes, lanes, self.ask) for reader, reading in readings.items())
 
     def _rewrite(self, node: ir.Node, readers: list[ir.Node]) -> None:
@@ -195,6 +211,11 @@ def _copies(model: ir.Model, nodes: tuple[ir.Node, ...], reader: ir.Node) -> tup
         if value is not None and value in values:
             reader.replace_input_with(position, values[value])
     return tuple(copies)
+
+
+def _count(values: Iterable[ir.Value | None]) -> int:
+    """Of the tensors that a kernel reads and writes: of integers that tell it places it knows the numbers."""
+    return sum(value is not None and not (value.dtype == ir.DataType.INT64 and is_constant(value)) for value in values)
 
 
 def _bytes(values: Iterable[ir.Value | None]) -> int:

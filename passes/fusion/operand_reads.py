@@ -13,6 +13,7 @@ from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.ir.functions import body_of, is_fused
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ...runtime.plan import TensorType
+from .parts import parts_of
 
 _ZERO_POINT = 2  # position of that of a DequantizeLinear
 
@@ -31,27 +32,33 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The nodes of a group, or a node alone. `values` are its parameters by the values outside that they stand for."""
+    """The nodes of a group, or a node alone. `values` are its parameters by the values outside that they stand for, and `parts`
+    the nodes that take parts of operands for pointwise ones, which are all others."""
 
     nodes: tuple[ir.Node, ...]
     values: dict[ir.Value, tuple[ir.Value, ...]]
+    parts: tuple[ir.Node, ...] = ()
 
     @classmethod
     def of(cls, model: ir.Model, node: ir.Node) -> Body:
         if not is_fused(node):
             return cls((node,), {value: (value,) for value in node.inputs if value is not None})
+        parts = parts_of(model, node)
         function = body_of(model, node)
         values: dict[ir.Value, tuple[ir.Value, ...]] = {}
         for outer, inner in zip(node.inputs, function.inputs, strict=False):
             if outer is not None:
                 values[outer] = (*values.get(outer, ()), inner)
-        return cls(tuple(child for child in function if child.op_type != "Constant"), values)
+        return cls(tuple(child for child in function if child.op_type != "Constant"), values, parts.nodes if parts else ())
 
     @property
     def anchors(self) -> list[ir.Node]:
-        """What is neither pointwise nor widens operands or moves an image between layouts for another one."""
+        """What is neither pointwise nor widens operands or moves an image between layouts for another one, nor one of several
+        parts that pointwise nodes read."""
         others = [node for node in self.nodes if not is_pointwise(node) and kind_of(node) is not Kind.OPERAND]
-        return others if len(others) == 1 else [node for node in others if node.op_type != "Transpose"]
+        if len(others) == 1:
+            return others
+        return [node for node in others if node.op_type != "Transpose" and node not in self.parts]
 
     @property
     def is_channels_last(self) -> bool:
@@ -97,6 +104,8 @@ def _before(body: Body, anchors: list[ir.Node]) -> set[ir.Node]:
 def _reading(body: Body, before: set[ir.Node], value: ir.Value) -> Reading | str:
     """How the nodes of a body read a value of theirs: once beside an anchor, and as often as the anchor does before it."""
     users = [(user, position) for user, position in value.uses() if user in body.nodes]
+    if any(user in body.parts and user not in body.anchors for user, _ in users):
+        return "parts of it are read where it lies"
     found: list[Reading | str] = []
     result = body.anchors[0] if body.anchors else body.nodes[-1]
     if any(user not in before for user, _ in users):

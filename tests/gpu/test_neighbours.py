@@ -14,6 +14,7 @@ from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.target import Target
 
+from ..kernels.elementwise.parts import Parts, random_case
 from ..kernels.harness import Case, followed, operator
 from ..sample import dealt
 from .simulator import CUDA, ROCM, check
@@ -82,8 +83,20 @@ def beside_vectors() -> list[Case]:
     ]
 
 
+def halves(begin: int) -> Case:
+    """Two parts of rows of 16 elements, the second of which begins in them."""
+    parts = Parts(begin)
+    x = parts.input((6, 32), "float32")
+    one, two = (parts.slice(x, (0, place), (1, 1), (6, 16)) for place in (0, begin))
+    return parts.case(parts.op("Add", (one, two), parts.values[one] + parts.values[two]), f"parts from {begin}")
+
+
+def parts_of_operands() -> list[Case]:
+    return [halves(16), halves(4), halves(6), halves(3), *map(random_case, range(9))]
+
+
 @pytest.mark.parametrize("target", [CUDA, ROCM], ids=str)
-@pytest.mark.parametrize("cases", [vectors, beside_vectors])
+@pytest.mark.parametrize("cases", [vectors, beside_vectors, parts_of_operands])
 def test_results(cases: Any, target: Target, tmp_path: Path) -> None:
     """Each case on one of the simulators today, on the other one tomorrow."""
     check(dealt(cases(), [case.label for case in cases()], target, [CUDA, ROCM]), tmp_path, target)
@@ -98,6 +111,7 @@ def test_results(cases: Any, target: Target, tmp_path: Path) -> None:
         (operator("Transpose", normal(5, 6, 64), perm=[1, 0, 2]), 1, 1),
         (operator("LayerNormalization", normal(64, 768), normal(768), normal(768)), 5, 1),
         (operator("Softmax", normal(64, 512)), 3, 2),
+        (halves(4), 2, 1),
     ],
     ids=lambda value: getattr(value, "label", ""),
 )

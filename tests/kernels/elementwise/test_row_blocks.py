@@ -89,7 +89,7 @@ def test_all_extents_and_patterns(level: str, monkeypatch: pytest.MonkeyPatch) -
 def test_blocks_that_end_within_a_vector(level: str) -> None:
     """Buffers of as many rows as are whole vectors would be too large."""
     case = _bells(_normal(41, 1), _normal(201))
-    cut = choose_blocks(merge_dimensions(case.group), Steps(16, 16))
+    cut = choose_blocks(merge_dimensions(case.group, {})[0], Steps(16, 16))
     assert cut is not None
     assert cut.elements % 16
     assert cut.blocks > 1
@@ -179,11 +179,11 @@ def test_blocks_change_no_bit(level: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_whole_vectors_stay_rows() -> None:
     for n in (16, 48, 1600):
-        assert choose_blocks(merge_dimensions(_bells(_normal(300, 1), _normal(n)).group), Steps(16, 16)) is None
+        assert choose_blocks(merge_dimensions(_bells(_normal(300, 1), _normal(n)).group, {})[0], Steps(16, 16)) is None
 
 
 def test_long_rows_stay_rows() -> None:
-    assert choose_blocks(merge_dimensions(_bells(_normal(4, 1), _normal(20001)).group), Steps(16, 16)) is None
+    assert choose_blocks(merge_dimensions(_bells(_normal(4, 1), _normal(20001)).group, {})[0], Steps(16, 16)) is None
 
 
 def test_light_operators_on_short_rows_stay_rows() -> None:
@@ -197,7 +197,7 @@ def test_blocks_are_whole_vectors_in_little_memory(lanes: int) -> None:
     taken = 0
     for rows in (2, 33, 1000):
         for n in range(1, 200):
-            group = merge_dimensions(_bells(_normal(3, rows, 1), _normal(n)).group)
+            group, _ = merge_dimensions(_bells(_normal(3, rows, 1), _normal(n)).group, {})
             cut = choose_blocks(group, Steps(lanes, 16))
             if cut is None:
                 continue
@@ -213,7 +213,7 @@ def test_blocks_are_whole_vectors_in_little_memory(lanes: int) -> None:
 def test_values_are_told_apart() -> None:
     """By whether they are spread, computed once for a run, or neither."""
     group = _computed(19, 5).group
-    cut = RowBlocks(merge_dimensions(group), 1, 19)
+    cut = RowBlocks(merge_dimensions(group, {})[0], 1, 19)
     assert set(cut.spread) == {".t", ".w", ".c"}
     assert cut.uniform == (".s",)
     assert cut.parts(".t") == [(19, True), (5, False)]

@@ -43,7 +43,7 @@ def random_images(seed: int) -> ir.Model:
     whole, small, lines = ["x", "r"], ["s"], list[str]()
     for number in range(chance.randint(4, 14)):
         name = f"v{number}"
-        match chance.randrange(7):
+        match chance.randrange(8):
             case 0:
                 lines.append(f"{name} = {chance.choice(UNARY)}({chance.choice(whole)})")
             case 1 | 2:
@@ -60,6 +60,10 @@ def random_images(seed: int) -> ir.Model:
                 lines.append(f"{name} = ReduceMax <keepdims = 1> ({name}a, a{axis})")
                 lines.append(f"{name}b = Add({name}, {half})")
                 name = f"{name}b"
+            case 5:  # the difference of neighbours on both sides
+                lines.append(f'{name}a = Pad <mode = "edge"> ({chance.choice(whole)}, sides)')
+                lines.append(f"{name}b = Slice ({name}a, zero1, width, a3)  {name}c = Slice ({name}a, two1, width2, a3)")
+                lines.append(f"{name} = {chance.choice(BINARY)}({name}c, {name}b)")
             case _:
                 lines.append(f"{name} = {chance.choice(ANCHORS).format(chance.choice(whole))}")
         whole.append(name)
@@ -70,7 +74,8 @@ def random_images(seed: int) -> ir.Model:
     outputs = ", ".join(f"float{dims} {name}" for name in results)
     text = f"""<ir_version: 10, opset_import: ["": 23]>
     main (float{dims} x, float{dims} r, float[{channels},1,1] s, float[{channels}] s1, int64{dims} index) => ({outputs})
-    <int64[8] pads = {{0, 0, 0, 0, 0, 0, 0, 0}}, int64[1] a1 = {{1}}, int64[1] a3 = {{3}}, float c = {{0.25}}, int64 zero = {{0}},
+    <int64[8] pads = {{0, 0, 0, 0, 0, 0, 0, 0}}, int64[8] sides = {{0, 0, 0, 1, 0, 0, 0, 1}}, int64[1] zero1 = {{0}},
+     int64[1] two1 = {{2}}, int64[1] width = {{{shape[3]}}}, int64[1] width2 = {{{shape[3] + 2}}}, int64[1] a1 = {{1}}, int64[1] a3 = {{3}}, float c = {{0.25}}, int64 zero = {{0}},
      float[{channels},{channels},3,3] w3 = {{{numbers(rng.standard_normal(channels * channels * 9) / 3)}}},
      float[{channels},{channels},1,1] w1 = {{{numbers(rng.standard_normal(channels * channels))}}},
      int64[{channels}] order = {{{numbers(rng.permutation(channels))}}}>
