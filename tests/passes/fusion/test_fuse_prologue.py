@@ -75,7 +75,8 @@ def random_images(seed: int) -> ir.Model:
     text = f"""<ir_version: 10, opset_import: ["": 23]>
     main (float{dims} x, float{dims} r, float[{channels},1,1] s, float[{channels}] s1, int64{dims} index) => ({outputs})
     <int64[8] pads = {{0, 0, 0, 0, 0, 0, 0, 0}}, int64[8] sides = {{0, 0, 0, 1, 0, 0, 0, 1}}, int64[1] zero1 = {{0}},
-     int64[1] two1 = {{2}}, int64[1] width = {{{shape[3]}}}, int64[1] width2 = {{{shape[3] + 2}}}, int64[1] a1 = {{1}}, int64[1] a3 = {{3}}, float c = {{0.25}}, int64 zero = {{0}},
+     int64[1] two1 = {{2}}, int64[1] width = {{{shape[3]}}}, int64[1] width2 = {{{shape[3] + 2}}},
+     int64[1] a1 = {{1}}, int64[1] a3 = {{3}}, float c = {{0.25}}, int64 zero = {{0}},
      float[{channels},{channels},3,3] w3 = {{{numbers(rng.standard_normal(channels * channels * 9) / 3)}}},
      float[{channels},{channels},1,1] w1 = {{{numbers(rng.standard_normal(channels * channels))}}},
      int64[{channels}] order = {{{numbers(rng.permutation(channels))}}}>
