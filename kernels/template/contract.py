@@ -110,7 +110,8 @@ class Template:
     Only groups whose operators that are neither pointwise nor views are among `anchors` are shown to it; groups without one, or
     of one view and pointwise operators, if that is empty. `has_surroundings`: it reads its operands through views and prologues
     and stores its result through views; else groups of its anchors with such operators are not for it. `has_prologue`: it
-    computes a prologue of its first operand where it reads it. `reads_narrow`: it loads bfloat16 and float16 operands directly; it is shown the group without the Casts to float32.
+    computes a prologue of its first operand where it reads it. `reads_narrow`: it loads bfloat16 and float16 operands directly;
+    it is shown the group without the Casts to float32.
     `reads_weights`: it loads constant integers with scales directly; it is shown the group without their DequantizeLinear.
     `stores_parts`: it stores a result as a part of the tensor that encloses it.
     """
