@@ -16,7 +16,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import permutations
 from itertools import product as nest
-from math import ceil, prod
+from math import ceil, gcd, prod
 from typing import Any
 
 from tvm import tirx
@@ -32,6 +32,7 @@ from ..formats.multiply_add import multiply_add_of
 from .packing import Panel
 
 _UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of them overflow the decoded-instruction cache
+_STEP_OPERATIONS = 48  # multiply-adds up to which several steps over k are one
 _LEAST_BLOCK = 256  # products of a partial sum (block of k): adding up shorter ones would cost more than 1%
 _LONGEST_BLOCK = 1024  # products of a partial sum, at most
 _PREFETCHING_ROWS = 3  # rows of a tile from which on that pays: with fewer, memory bandwidth is the limit anyway
@@ -321,7 +322,7 @@ def sum_tile(
     spans, dtype, longest = spans or {}, number_format.sums, number_format.longest_chain
     begin = first or (lambda column: tirx.const(0, dtype))
     multiply_add = multiply_add_of(number_format)
-    depth, joined = _in_blocks(depth, longest, spans)
+    depth, joined = _in_steps(*_in_blocks(depth, longest, spans), tile, number_format.k_pack, spans)
     sums = builder.local(tile.rows * tile.columns, dtype, "acc")
     kinds, outer = _loop_kinds(depth, tile.rows * tile.vectors, spans), _outer_loops(depth, longest)
     finished, base = into or (sums if store_row else builder.local(tile.rows * tile.columns, dtype, "tile"), 0)
@@ -384,6 +385,26 @@ def _in_blocks(
         return depth, lambda ks: ks
     in_blocks = (*depth[:axis], depth[axis] // block, block, *depth[axis + 1 :])
     return in_blocks, lambda ks: (*ks[:axis], ks[axis] * block + ks[axis + 1], *ks[axis + 2 :])
+
+
+def _in_steps(
+    depth: tuple[int, ...], joined: Callable[[Index], Index], tile: Tile, k_pack: int, spans: Collection[int]
+) -> tuple[tuple[int, ...], Callable[[Index], Index]]:
+    """The loops over k, and the map from their iterations, with a long innermost loop in steps of several, which are unrolled.
+
+    A step of 6 x 2 multiply-adds is 24 instructions, of which 3 count; a core that two threads share takes three in a cycle.
+    Not where the tile is one vector wide: LLVM then ran out of registers.
+    """
+    cells, extent = tile.rows * tile.vectors, depth[-1]
+    step = 1 << max((_STEP_OPERATIONS // (cells * k_pack)).bit_length() - 1, 0)
+    if tile.vectors == 1 or isinstance(extent, Size) or _loop_kinds(depth, cells, spans)[-1] != "serial":
+        return depth, joined
+    if len(depth) - 1 in spans:
+        return depth, joined
+    step = gcd(step, extent)
+    if step == 1 or step == extent:
+        return depth, joined
+    return (*depth[:-1], extent // step, step), lambda ks: joined((*ks[:-2], ks[-2] * step + ks[-1]))
 
 
 def _outer_loops(depth: tuple[int, ...], longest: int | None) -> int:

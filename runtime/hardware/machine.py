@@ -133,9 +133,14 @@ class Machine:
         return pages * self.page_cycles if source_bytes / threads > self.tlb_bytes else 0.0
 
     def fitted(self, measured: Mapping[str, object]) -> Machine:
-        """This machine with the numbers that `as_fit` wrote; what is no number that it knows is left out."""
+        """This machine with the numbers that `as_fit` wrote; what is no number that it knows is left out.
+
+        Where multiply-adds were slower than the core can make them, another thread of it had the rest, which takes no less of
+        the loads: else a tile of one vector, with a load for each multiply-add, would seem as good as any.
+        """
         rates = {name: float(value) for name, value in measured.items() if name in self.as_fit() and _is_rate(value)}
         rates = self.as_fit() | rates
+        rates["loads"] = min(rates["loads"], self.loads * max(rates["multiply_adds"] / self.multiply_adds, _LEAST_SHARE))
         sized = replace(self, l3=replace(self.l3, size_bytes=int(rates.pop(_L3_SIZE))))
         levels = {
             name: replace(getattr(sized, name), bytes_per_cycle=rates.pop(f"{name}_bytes_per_cycle"))
@@ -149,6 +154,7 @@ class Machine:
         return numbers | {f"{name}_bytes_per_cycle": getattr(self, name).bytes_per_cycle for name in ("l1", "l2", "l3")}
 
 
+_LEAST_SHARE = 0.5  # of a core that two threads share
 _L3_SIZE = "l3_size_bytes"  # of which a core is faster than memory: of a cache that others use, no one is told its share
 _FITTED = (
     "ghz",

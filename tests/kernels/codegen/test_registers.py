@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import prefuse
@@ -23,7 +24,8 @@ _LEAST_PRODUCTS = 8  # of a loop that is one over k
 
 
 def innermost_loops(assembly: list[str]) -> list[list[str]]:
-    """The lines of each loop that has no other jump or label in it."""
+    """The lines of each loop that has no other jump or label in it, but those that tell source lines."""
+    assembly = [line for line in assembly if not re.match(r"\.Ltmp\d+:", line)]
     labels = {match[1]: at for at, line in enumerate(assembly) if (match := re.match(r"(\.\w+):", line))}
     loops = []
     for end, line in enumerate(assembly):
@@ -52,6 +54,23 @@ def test_no_sum_of_a_convolution_lies_on_the_stack(width: int) -> None:
     assert sums
     for body in sums:
         assert not [line for line in body if "(%rsp" in line and "zmm" in line]
+
+
+@pytest.mark.parametrize(("level", "shape", "fewest"), [("avx2", (126, 768), 48), ("avx512", (128, 768), 24)])
+def test_no_sum_of_a_product_lies_on_the_stack(level: str, shape: tuple[int, int], fewest: int) -> None:
+    """Of several steps over k at once; LLVM kept sums of tiles of one vector in memory."""
+    a, b = np.zeros(shape, np.float32), np.zeros((768, 768), np.float32)
+    case = operator("MatMul", a, b, expected=[np.zeros(shape, np.float32)], template="matmul")
+    group = replace(case.group, constants=frozenset(["x1"]))
+    target = Target("cpu", level, 1)
+    kernel = build_kernel(group, target)
+    assert isinstance(kernel, BuiltKernel)
+    module = tvm.IRModule({GlobalVar("kernel"): kernel.function.with_attr("global_symbol", "kernel")})
+    assembly = str(compile_module(module, target).inspect_source("asm")).splitlines()
+    sums = [body for body in innermost_loops(assembly) if sum("vfmadd" in line for line in body) >= fewest]
+    assert sums
+    for body in sums:
+        assert not [line for line in body if "(%rsp" in line and "mm" in line]
 
 
 def test_kernels_are_functions_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prefuse.kernels.cost.register_tile import ranked_tiles
 from prefuse.runtime.errors import OptionError
 from prefuse.runtime.hardware import machine as machines
 from prefuse.runtime.hardware.machine import Machine, core_of, host_machine, row, slowed_by_copies, system_caches
@@ -93,6 +94,17 @@ def test_a_fit_replaces_numbers_and_nothing_else() -> None:
     )
     assert (changed.memory_bytes, changed.l2.bytes_per_cycle) == (7.0, 30.5)
     assert changed.fitted(one.as_fit()) == one
+
+
+def test_another_thread_of_the_core_takes_of_loads_what_it_takes_of_multiply_adds() -> None:
+    """Tiles of 13 rows of one vector seemed as good as those of 6 rows of two, and took 1.4 times as long."""
+    one = row("zen3", 8)
+    shared = one.fitted({"multiply_adds": 1.4, "loads": 2.0})
+    assert (shared.multiply_adds, shared.loads) == (1.4, 1.4)
+    assert one.fitted({"multiply_adds": 1.4, "loads": 1.2}).loads == 1.2
+    assert one.fitted({"multiply_adds": 0.3, "loads": 2.0}).loads == 1.0
+    best = ranked_tiles(128, 768, 768, shared, shifted_loads=False, b_padded=True, streams_b=True, cuts_last=True)[0]
+    assert (best.rows, best.vectors) == (6, 2)
 
 
 def test_targets_name_machines() -> None:
