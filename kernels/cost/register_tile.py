@@ -20,6 +20,7 @@ _STORE_CYCLES = 3.0  # of a vector of sums: to a buffer in L1, from there throug
 _START_CYCLES = 20.0  # overhead of a tile: addresses, entering and leaving the loop over k
 _UNHIDDEN = 0.15  # the part of the time of loading a panel from L2 that multiply-adds do not hide
 _LOAD_BOUND = 1.07  # of the time of loads where they are more than multiply-adds can hide: 14x1 on Zen 3 takes 8.2 cycles for 7.5
+_WIDENED_CYCLES = 0.2  # of making a float32 of a number of a word: products by pairs take 1.2 times float32's on Zen 3
 _SET_ROWS = 13  # rows of a tile, at most, whose elements share a set of L1, which has 8 to 12 ways
 _LEAST_SAVED = 100  # a shorter last tile must save one part in so many of the product, as it is more code
 
@@ -45,9 +46,10 @@ class Step:
         multiplied = self.products * rows * vectors / rate
         loads = (self.products * rows + vectors * (2 if self.shifted else 1)) / machine.loads
         loads *= _LOAD_BOUND if loads > multiplied else 1.0
+        widened = _WIDENED_CYCLES * self.products * (rows + vectors) if self.products > 1 else 0.0
         far = vectors * stream_cycles(machine, self.panel_bytes)
         from_l2 = vectors * machine.vector_bytes / machine.l2.bytes_per_cycle if far else 0.0
-        return max(multiplied, loads, far, self.products * latency) + _UNHIDDEN * from_l2
+        return max(multiplied + widened, loads, far, self.products * latency) + _UNHIDDEN * from_l2
 
 
 def stream_cycles(machine: Machine, panel_bytes: float) -> float:

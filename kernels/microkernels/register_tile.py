@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from itertools import product as nest
 from math import ceil, gcd, prod
-from typing import Any
+from typing import Any, TypeAlias
 
 from tvm import tirx
 
@@ -39,6 +39,7 @@ _PREFETCHING_ROWS = 3  # rows of a tile from which on that pays: with fewer, mem
 _NARROW_BYTES, _NARROW_AHEAD_BYTES = 2, 8 * 1024  # of elements up to which fewer rows wait for more than bandwidth; as above
 _SHARING_TILES = 4  # tiles of rows from which on they prefetch the next panel together
 _NEAR_BYTES, _PANEL_BYTES = 256 * 1024, 384 * 1024  # of B, above which that pays; of a panel that stays in L2 beside the next one
+_Loops: TypeAlias = tuple[tuple[int, ...], Callable[[Index], Index]]  # extents, and the map to those that they stand for
 WORK_PER_OPERATION = 16  # floating-point operations that count as one scalar operation of the work dealt to threads
 
 
@@ -322,7 +323,8 @@ def sum_tile(
     spans, dtype, longest = spans or {}, number_format.sums, number_format.longest_chain
     begin = first or (lambda column: tirx.const(0, dtype))
     multiply_add = multiply_add_of(number_format)
-    depth, joined = _in_steps(*_in_blocks(depth, longest, spans), tile, number_format.k_pack, spans)
+    steps = _STEP_OPERATIONS if number_format.k_pack == 1 and tile.vectors > 1 else 0  # else LLVM runs out of registers
+    depth, joined = _in_steps(_in_blocks(depth, longest, spans), steps // (tile.rows * tile.vectors), spans)
     sums = builder.local(tile.rows * tile.columns, dtype, "acc")
     kinds, outer = _loop_kinds(depth, tile.rows * tile.vectors, spans), _outer_loops(depth, longest)
     finished, base = into or (sums if store_row else builder.local(tile.rows * tile.columns, dtype, "tile"), 0)
@@ -371,9 +373,7 @@ def _store_rows(
                 store(v * tile.lanes + lane, sums[row * tile.columns + v * tile.lanes + lane])
 
 
-def _in_blocks(
-    depth: tuple[int, ...], longest: int | None, spans: Collection[int]
-) -> tuple[tuple[int, ...], Callable[[Index], Index]]:
+def _in_blocks(depth: tuple[int, ...], longest: int | None, spans: Collection[int]) -> _Loops:
     """The loops over k with the outermost loop of a too long chain of additions split into equal blocks; and the map from the
     new loops' iterations to those of `depth`."""
     axis = _outer_loops(depth, longest)
@@ -387,23 +387,16 @@ def _in_blocks(
     return in_blocks, lambda ks: (*ks[:axis], ks[axis] * block + ks[axis + 1], *ks[axis + 2 :])
 
 
-def _in_steps(
-    depth: tuple[int, ...], joined: Callable[[Index], Index], tile: Tile, k_pack: int, spans: Collection[int]
-) -> tuple[tuple[int, ...], Callable[[Index], Index]]:
-    """The loops over k, and the map from their iterations, with a long innermost loop in steps of several, which are unrolled.
+def _in_steps(loops: _Loops, most: int, spans: Collection[int]) -> _Loops:
+    """The loops over k with a long innermost one in steps of `most` or fewer, unrolled.
 
     A step of 6 x 2 multiply-adds is 24 instructions, of which 3 count; a core that two threads share takes three in a cycle.
-    Not where the tile is one vector wide: LLVM then ran out of registers.
     """
-    cells, extent = tile.rows * tile.vectors, depth[-1]
-    step = 1 << max((_STEP_OPERATIONS // (cells * k_pack)).bit_length() - 1, 0)
-    if tile.vectors == 1 or isinstance(extent, Size) or _loop_kinds(depth, cells, spans)[-1] != "serial":
-        return depth, joined
-    if len(depth) - 1 in spans:
-        return depth, joined
-    step = gcd(step, extent)
-    if step == 1 or step == extent:
-        return depth, joined
+    (depth, joined), extent = loops, loops[0][-1]
+    is_long = len(depth) - 1 not in spans and not isinstance(extent, Size)
+    step = gcd(1 << (most.bit_length() - 1), extent) if is_long and most > 1 else 1
+    if not 1 < step < extent:
+        return loops
     return (*depth[:-1], extent // step, step), lambda ks: joined((*ks[:-2], ks[-2] * step + ks[-1]))
 
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ...compiler.ir.assignments.node_precision import precision_in
 from ...compiler.ir.assignments.operand_formats import FORMATS, Format, Formats, assign_operand_formats
 from ...compiler.ir.constants import constant_tensor
-from ...compiler.ir.facts import KEPT_FLOAT_KEY
+from ...compiler.ir.facts import KEPT_FLOAT_KEY, has_static_type
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ...compiler.ir.matching import static_shape
 from ...compiler.ir.opset_raise import OLDEST
@@ -41,12 +41,12 @@ class AssignFormats(Pass):
     number changes before. An assignment that was there is replaced. A node whose metadata name a precision has that in the
     place of the program's.
 
-    Products of up to `few_rows` rows take narrow weights and float32 rows, as the weights are all that takes time there; so
-    do all products where the target multiplies the type no faster than float32. On NVIDIA's GPUs from sm_80 on, the matrix
-    unit takes both operands of products and convolutions narrow; recurrences stay. Recurrent operators of CPUs get narrow
-    weights: their kernel rounds what it multiplies by them where that is faster. Weights that Winograd's convolution
-    transforms stay as they are, and so do those of depthwise convolutions, whose time is that of their images. Weights of matrix
-    products that programs for other sizes read, too, are narrow by their own size alone.
+    Products of up to `few_rows` rows take narrow weights and float32 rows, as the weights are all that takes time there; so do
+    all products where the target multiplies the type no faster than float32, unless their kernels would take longer. On
+    NVIDIA's GPUs from sm_80 on, the matrix unit takes both operands of products and convolutions narrow; recurrences stay.
+    Recurrent operators of CPUs get narrow weights: their kernel rounds what it multiplies by them where that is faster. Weights
+    that Winograd's convolution transforms stay as they are, and so do those of depthwise convolutions, whose time is that of
+    their images. Weights of matrix products that programs for other sizes read, too, are narrow by their own size alone.
     """
 
     name: ClassVar[str] = "assign-formats"
@@ -158,7 +158,8 @@ class _Policy:
         if shape is None:
             return "its shapes are not static"
         operations = prod(shape[:2]) * sum(prod(static_shape(value) or ()) for value in values[1:])
-        return self._size_fault(operations) or self._weight_fault(values[1:])
+        fault = self._size_fault(operations) or self._weight_fault(values[1:])
+        return fault or self._weights_only_fault(node, [one for one in (1, 2) if one not in reads_integers(node)])
 
     def _fault(self, node: ir.Node) -> str:
         """Why a product's operands stay as they are; empty if they need not."""
@@ -179,9 +180,18 @@ class _Policy:
         """Why a matrix product stays as it is, for what its operands are like; empty if it need not."""
         if self._is_weights_only() and not is_constant(node.inputs[1]):
             return f"{self.context.target} multiplies {self.precision} no faster"
-        if self._is_weights_only() or self._reads_rows_wide(node) or self._shares_weights(node):
+        if self._shares_weights(node):
             return ""
+        if self._is_weights_only() or self._reads_rows_wide(node):
+            return self._weights_only_fault(node, [1])
         return self.predictions.matrix_fault(node, [one for one in (0, 1) if not is_narrow(node.inputs[one])])
+
+    def _weights_only_fault(self, node: ir.Node, positions: Sequence[int]) -> str:
+        """Why weights stay as they are where nothing else is to be narrow; empty if they need not, or if that was asked for."""
+        values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
+        if self.limits.weights_only or self.predictions.multiplies_faster() or not all(map(has_static_type, values)):
+            return ""
+        return self.predictions.weights_fault(node, positions)
 
     def _multiply_adds(self, node: ir.Node) -> int:
         """Those that decide whether a product is worth rounding for: its own, or of shared weights those of few rows."""

@@ -54,6 +54,14 @@ class Predictions:
             return "one by one narrow numbers are multiplied no faster"
         return _no_fewer(narrow, wide, [node.inputs[one] for one in positions], self._costs)
 
+    def weights_fault(self, node: ir.Node, positions: Sequence[int]) -> str:
+        """Why a product or recurrence whose format the target multiplies no faster reads the weights at these positions as they
+        are: of many rows, making float32 of them takes longer than reading half the bytes saves. Empty if it need not."""
+        wide, narrow = self.ask(node, AS_IT_IS), self.ask(node, Variant(tuple((one, self.precision) for one in positions)))
+        if not (isinstance(wide, KernelChoice) and isinstance(narrow, KernelChoice)) or narrow.cycles <= wide.cycles:
+            return ""
+        return f"with narrow weights {narrow.template} would take {narrow.cycles:.0f} cycles, and takes {wide.cycles:.0f}"
+
     def convolution_fault(self, node: ir.Node, channels: int) -> str:
         """Why a convolution of so many channels a group stays float32: its kernel then takes no longer. Empty if it need not."""
         wide, narrow = self._kernels(node)

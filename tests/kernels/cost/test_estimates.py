@@ -95,11 +95,11 @@ def test_pairs_are_multiplied_at_once_by_dot_products_alone() -> None:
 
 
 def test_words_of_several_neighbours_are_loaded_once() -> None:
-    """One row by pairs is as many multiply-adds as one by numbers, and half as many loads."""
+    """A word is one load, of which two numbers are made."""
     core = replace(ZEN3, sum_latency=1)
     plain, pairs = Step().cycles(core, 1, 4), Step(products=2).cycles(core, 1, 4)
-    assert plain < pairs < 1.5 * plain
-    assert Step(products=2).cycles(ZEN3, 4, 4) == 2 * Step().cycles(ZEN3, 4, 4) == 2 * 4 * 4 / ZEN3.multiply_adds
+    assert 2 * plain < pairs < 2.5 * plain
+    assert 2.2 * Step().cycles(ZEN3, 6, 2) < Step(products=2).cycles(ZEN3, 6, 2) < 2.6 * Step().cycles(ZEN3, 6, 2)
 
 
 def test_weights_that_one_tile_reads_are_counted_where_they_lie() -> None:

@@ -9,14 +9,17 @@ import onnx_ir as ir
 import prefuse
 import pytest
 import torch
-from prefuse.compiler.ir.facts import infer_facts
+from prefuse.compiler.ir.assignments.operand_formats import operand_formats
+from prefuse.compiler.ir.facts import infer_facts, tensor_type
 from prefuse.compiler.pipeline import Context, run_pipeline
+from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE
 from prefuse.passes.precision.assign_formats import AssignFormats
 from prefuse.passes.precision.place_casts import PlaceCasts
 from prefuse.runtime.target import AMX_EMULATED, Target
 from prefuse.tests.kernels.harness import target_of
 
 LEVELS = ("avx2", "avx512", "avx512bf16", "amx", AMX_EMULATED)
+WEIGHTS_ONLY = DEFAULT_PIPELINE.replace("assign-formats", "assign-formats{weights-only=true}")
 BFLOAT16, FLOAT16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
 rng = np.random.default_rng(11)
 
@@ -43,7 +46,7 @@ def network(layers: list[np.ndarray], rows: int) -> ir.Model:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("precision", "dtype"), [("bfloat16", BFLOAT16), ("float16", FLOAT16)])
 def test_products_of_rounded_operands(level: str, precision: str, dtype: np.dtype) -> None:
-    """Rows are rounded where the CPU multiplies the type faster than float32, weights everywhere."""
+    """Rows are rounded where the CPU multiplies the type faster than float32, weights everywhere if that is asked for."""
     target = target_of(level)
     is_fast = precision == "bfloat16" and target.has("avx512_bf16")
 
@@ -54,7 +57,8 @@ def test_products_of_rounded_operands(level: str, precision: str, dtype: np.dtyp
     x = rng.standard_normal((33, 64)).astype(np.float32)
     hidden = np.maximum(rows(x) @ rounded(first, dtype), 0).astype(np.float32)
     expected = rows(hidden) @ rounded(second, dtype)
-    net = prefuse.compile(network([first, second], 33), target=str(target), precision=precision, cache=False)
+    pipeline = DEFAULT_PIPELINE if is_fast else WEIGHTS_ONLY
+    net = prefuse.compile(network([first, second], 33), target=str(target), precision=precision, pipeline=pipeline, cache=False)
     found = np.asarray(net(x))
     # A hidden element that lies between two narrow numbers may be rounded the other way by a last bit of its sum.
     assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < (2e-4 if is_fast else 1e-6)
@@ -180,7 +184,7 @@ def test_recurrent_weights_are_rounded_alone_where_pairs_are_not_multiplied() ->
         )
 
     expected = prefuse.compile(model(*(rounded(array, BFLOAT16) for array in (w, r))), cache=False)(x)
-    net = prefuse.compile(model(w, r), target="cpu:avx2", precision="bfloat16", cache=False)
+    net = prefuse.compile(model(w, r), target="cpu:avx2", precision="bfloat16", pipeline=WEIGHTS_ONLY, cache=False)
     np.testing.assert_allclose(np.asarray(net(x)), np.asarray(expected), 1e-5, 1e-6)
     assert np.abs(np.asarray(net(x)) - np.asarray(prefuse.compile(model(w, r), cache=False)(x))).max() > 1e-5
 
@@ -201,10 +205,31 @@ def test_a_recurrent_operator_may_lack_its_first_output() -> None:
             model.graph.inputs.remove(value)
             value.const_value = ir.tensor(array)
             model.graph.register_initializer(value)
-        return np.asarray(prefuse.compile(model, precision=precision, cache=False)(x))
+        return np.asarray(prefuse.compile(model, precision=precision, pipeline=WEIGHTS_ONLY, cache=False)(x))
 
     narrow, exact = run("bfloat16"), run("float32")
     assert 0 < np.linalg.norm(narrow - exact) / np.linalg.norm(exact) < 1e-2
+
+
+@pytest.mark.parametrize("operator", ["MatMul", "GRU"])
+def test_weights_are_rounded_where_that_is_faster(operator: str) -> None:
+    """Of few rows, where the bytes of weights are all that takes time; of many, making float32 of them takes longer."""
+    for rows, is_narrow in ((1, True), (256, False)):
+        weights = "float[512,768] w" if operator == "MatMul" else "float[1,768,512] w, float[1,768,256] r"
+        shape, call = ((rows, 512), "MatMul(x, w)") if operator == "MatMul" else ((9, rows, 512), "GRU<hidden_size=256>(x, w, r)")
+        model = ir.from_onnx_text(
+            f'<ir_version: 10, opset_import: ["": 21]> main (float{list(shape)} x, {weights}) => (float y) {{ y = {call} }}'
+        )
+        for value in list(model.graph.inputs[1:]):
+            model.graph.inputs.remove(value)
+            value.const_value = ir.tensor(np.zeros(tensor_type(value).shape, np.float32))
+            model.graph.register_initializer(value)
+        model.graph.outputs[0].shape = None
+        infer_facts(model)
+        context = Context(Target.parse("cpu:avx2,machine=zen3"), precision="bfloat16")
+        run_pipeline(model, [AssignFormats()], context)
+        assert any(operand_formats(node) for node in model.graph) == is_narrow
+        assert is_narrow or any("with narrow weights" in remark.message for remark in context.remarks)
 
 
 @pytest.mark.parametrize(("kind", "kernel"), [("Conv", (16, 2, 1, 1)), ("ConvTranspose", (2, 16, 2, 2))])
