@@ -321,8 +321,7 @@ def sum_tile(
     is None. Sums of more products than the format's longest chain are made of partial sums over blocks of k, for their error.
     """
     spans, dtype, longest = spans or {}, number_format.sums, number_format.longest_chain
-    begin = first or (lambda column: tirx.const(0, dtype))
-    multiply_add = multiply_add_of(number_format)
+    begin, multiply_add = first or (lambda column: tirx.const(0, dtype)), multiply_add_of(number_format)
     steps = _STEP_OPERATIONS if number_format.k_pack == 1 and tile.vectors > 1 else 0  # else LLVM runs out of registers
     depth, joined = _in_steps(_in_blocks(depth, longest, spans), steps // (tile.rows * tile.vectors), spans)
     sums = builder.local(tile.rows * tile.columns, dtype, "acc")
