@@ -41,6 +41,6 @@ class Tolerance:
 TOLERANCES: Mapping[str, Tolerance] = {
     "float32": Tolerance(1e-5),
     "float32-fast": Tolerance(1e-4, terms=2, winograd_outputs=(2, 4, 5), allows_strassen=True),
-    "bfloat16": Tolerance(2e-2, "bfloat16", 1, (2, 4, 5, 6, 7), allows_strassen=True),
-    "float16": Tolerance(5e-3, "float16", winograd_outputs=(2, 4, 5, 6, 7), allows_strassen=True),
+    "bfloat16": Tolerance(2e-2, "bfloat16", 1, (2, 4, 5, 6, 7)),
+    "float16": Tolerance(5e-3, "float16", winograd_outputs=(2, 4, 5, 6, 7)),
 }
