@@ -12,6 +12,7 @@ import tvm
 from onnx import parser
 from prefuse.compiler.lowering import program
 from prefuse.compiler.lowering.native import compile_module
+from prefuse.kernels.groups.group import Group
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.target import Target
@@ -21,6 +22,15 @@ from ..convolution.channels_last_cases import channels_last
 from ..harness import operator
 
 _LEAST_PRODUCTS = 8  # of a loop that is one over k
+
+
+def assembly_of(group: Group, target: Target, template: str) -> list[str]:
+    """The lines of the kernel of a group, which a template takes."""
+    kernel = build_kernel(group, target)
+    assert isinstance(kernel, BuiltKernel)
+    assert kernel.template == template
+    module = tvm.IRModule({GlobalVar("kernel"): kernel.function.with_attr("global_symbol", "kernel")})
+    return str(compile_module(module, target).inspect_source("asm")).splitlines()
 
 
 def innermost_loops(assembly: list[str]) -> list[list[str]]:
@@ -45,12 +55,11 @@ def test_no_sum_of_a_convolution_lies_on_the_stack(width: int) -> None:
     result = np.zeros((1, 64, 2, width - 2), np.float32)
     case = channels_last(operator("Conv", image, weight, expected=[result]), template="convolution_channels_last")
     target = Target("cpu", "avx512", 2)
-    kernel = build_kernel(case.group, target)
-    assert isinstance(kernel, BuiltKernel)
-    assert kernel.template == "convolution_channels_last"
-    module = tvm.IRModule({GlobalVar("kernel"): kernel.function.with_attr("global_symbol", "kernel")})
-    assembly = str(compile_module(module, target).inspect_source("asm")).splitlines()
-    sums = [body for body in innermost_loops(assembly) if sum("vfmadd" in line for line in body) >= _LEAST_PRODUCTS]
+    sums = [
+        body
+        for body in innermost_loops(assembly_of(case.group, target, "convolution_channels_last"))
+        if sum("vfmadd" in line for line in body) >= _LEAST_PRODUCTS
+    ]
     assert sums
     for body in sums:
         assert not [line for line in body if "(%rsp" in line and "zmm" in line]
@@ -63,11 +72,9 @@ def test_no_sum_of_a_product_lies_on_the_stack(level: str, shape: tuple[int, int
     case = operator("MatMul", a, b, expected=[np.zeros(shape, np.float32)], template="matmul")
     group = replace(case.group, constants=frozenset(["x1"]))
     target = Target("cpu", level, 1)
-    kernel = build_kernel(group, target)
-    assert isinstance(kernel, BuiltKernel)
-    module = tvm.IRModule({GlobalVar("kernel"): kernel.function.with_attr("global_symbol", "kernel")})
-    assembly = str(compile_module(module, target).inspect_source("asm")).splitlines()
-    sums = [body for body in innermost_loops(assembly) if sum("vfmadd" in line for line in body) >= fewest]
+    sums = [
+        body for body in innermost_loops(assembly_of(group, target, "matmul")) if sum("vfmadd" in line for line in body) >= fewest
+    ]
     assert sums
     for body in sums:
         assert not [line for line in body if "(%rsp" in line and "mm" in line]
