@@ -15,6 +15,7 @@ from ...compiler.ir.kinds import is_known, is_pointwise
 from ...compiler.ir.matching import int_constants
 
 _PARTS = ("Gather", "Slice", "Split")
+_SMALLEST_BITS = 8  # of numbers that lie apart in memory
 _STEPS = 4  # position of those of a Slice
 
 Outside = Mapping[ir.Value, ir.Value]  # parameters of a function to the operands of its call
@@ -63,10 +64,20 @@ def is_part(node: ir.Node, outside: Outside) -> bool:
     values = [node.inputs[0], *node.outputs]
     if not all(value is not None and value.name and has_static_type(value) for value in values):
         return False
+    kind = tensor_type(node.outputs[0])
+    if kind.bits < _SMALLEST_BITS or "complex" in kind.dtype:  # which kernels only choose, as bits
+        return False
     operands = [int_constants(outside.get(value, value)) for value in node.inputs[1:] if value is not None]
     if node.op_type == "Gather":
-        return operands[0] is not None and len(operands[0]) == 1
+        return operands[0] is not None and len(operands[0]) == 1 and _is_inside(node, operands[0][0])
     return all(one is not None for one in operands)
+
+
+def _is_inside(gather: ir.Node, index: int) -> bool:
+    source = gather.inputs[0]
+    assert source is not None, "asked before"
+    extent = tensor_type(source).shape[gather.attributes.get_int("axis", 0)]
+    return isinstance(extent, int) and -extent <= index < extent
 
 
 def is_free(node: ir.Node) -> bool:

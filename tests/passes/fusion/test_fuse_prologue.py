@@ -129,6 +129,23 @@ def test_compiled_groups_compute_the_same(seed: int) -> None:
         assert relative_error(np.asarray(result), array) < 1e-4, name
 
 
+@pytest.mark.parametrize(
+    ("kind", "reader", "copied"),
+    [("complex64", "y = Where(c, p, q)", 2), ("float", "y = Add(p, q)", 0), ("bool", "y = And(p, q)", 0)],
+)
+def test_parts_of_complex_numbers_are_copied_first(kind: str, reader: str, copied: int) -> None:
+    """Kernels choose them as bits alone: whatever is grouped has a kernel."""
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 23]>
+    main ({kind}[4,40] x, bool[4,16] c) => ({kind}[4,16] y)
+    <int64[1] a = {{0}}, int64[1] b = {{16}}, int64[1] d = {{20}}, int64[1] e = {{36}}, int64[1] one = {{1}}>
+    {{ p = Slice(x, a, b, one)  q = Slice(x, d, e, one)  {reader} }}""")
+    infer_facts(model)
+    fuse(model, "fuse-prologue")
+    assert sum(node.op_type == "Slice" for node in model.graph) == copied
+    for node in model.graph:
+        assert isinstance(build_kernel(group_of(model, node), Target.parse("cpu")), BuiltKernel)
+
+
 def test_on_a_gpu_only_what_follows_an_anchor_takes_more() -> None:
     text = """<ir_version: 10, opset_import: ["": 23]>
     main (float[64,512] x, int64[1] i, float[512] b, float[512] d) => (float[1,512] y)
