@@ -32,6 +32,7 @@ from .groups.configuration import KEPT_TEMPLATE, TEMPLATE, Configuration, ignore
 from .groups.group import Group
 from .linalg import (
     dequantized_matmul,
+    dequantized_rows,
     determinant,
     fixed_point_matmul,
     fixed_point_tiles,
@@ -120,6 +121,14 @@ TEMPLATES: tuple[Template, ...] = (
     Template(
         "dequantized_matmul",
         dequantized_matmul.plan,
+        _PRODUCTS,
+        reads_narrow=True,
+        reads_weights=True,
+        stores_parts=True,
+    ),
+    Template(
+        "dequantized_rows",
+        dequantized_rows.plan,
         _PRODUCTS,
         reads_narrow=True,
         reads_weights=True,

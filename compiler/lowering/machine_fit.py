@@ -14,13 +14,15 @@ from itertools import pairwise
 
 import numpy as np
 
+from ...kernels.formats.format import F32
 from ...runtime.errors import OptionError
 from ...runtime.files.user_folder import user_folder
 from ...runtime.fit_file import Fit
 from ...runtime.hardware.machine import Machine, host_machine
-from ...runtime.streaming.rate import read_rates
+from ...runtime.streaming.rate import SampleFile, cores_taken, read_rates, sample_file
 from ...runtime.target import Target, host_cpu_model
 from .machine_kernels import LATE_PRODUCTS, NEAR_SHARE, Probe, l3_reads, probe_program
+from .roofline import multiply_add_program
 
 _SECONDS = 10.0  # after which no batch begins
 _RUNS = 12  # of a batch: a third of a second
@@ -28,6 +30,7 @@ _AGREEMENT = 0.03  # between two estimates
 _LARGE_SPREAD = 0.1  # between the two fastest batches of a number that is not believed
 _SLACK = 1.05  # by which a cache may seem faster than the one before it
 _DIGITS = 3
+_LEAST_CORES = 0.01  # that reads are said to take: less is not seen
 # In the units of `Machine`: no core that we compile for is outside of these.
 _PLAUSIBLE = {
     "ghz": (0.5, 7.0),
@@ -48,6 +51,7 @@ _PLAUSIBLE = {
     "tile_l2_cycles": (4.0, 1000.0),
     "tile_wake_cycles": (20.0, 200_000.0),
     "storage_gbs": (0.01, 200.0),
+    "copy_cores": (0.0, 8.0),
 }
 _BY_DISTANCE = ("l1_bytes_per_cycle", "l2_bytes_per_cycle", "l3_bytes_per_cycle", "memory_bytes")
 _PROBES = {"loads": "l1_bytes_per_cycle", "l3_size_bytes": "l3_bytes_per_cycle"}  # of numbers that have none of their own name
@@ -74,7 +78,7 @@ def fit_host(target: Target, progress: Callable[[str, float], None] | None = Non
     best, second = _fastest(batches)
     numbers = _numbers(best, row)
     spread = {name: _apart(best[probe], second[probe]) for name in numbers for probe in [_PROBES.get(name, name)]}
-    unread = _fit_storage(numbers, spread)
+    unread = _fit_storage(target, numbers, spread)
     refused = refusals(numbers, spread, row) | unread
     kept = {name: _rounded(number) for name, number in numbers.items() if name not in refused}
     if "memory_bytes" in kept:  # all cores together read no slower than one
@@ -84,17 +88,32 @@ def fit_host(target: Target, progress: Callable[[str, float], None] | None = Non
     return Fit(datetime.now(UTC).isoformat(timespec="seconds"), kept, spread, refused)
 
 
-def _fit_storage(numbers: dict[str, float], spread: dict[str, float]) -> dict[str, str]:
-    """Measure the file system of the cache, where programs lie. Returns why it was not."""
+def _fit_storage(target: Target, numbers: dict[str, float], spread: dict[str, float]) -> dict[str, str]:
+    """Measure the file system of the cache, where programs lie, and what kernels on all threads of the target leave its copies.
+    Returns why it was not."""
     folder = user_folder()
     try:
-        rates = sorted(read_rates(folder), reverse=True)
+        with sample_file(folder) as file:
+            if file is None:
+                return {"storage_gbs": f"files in {folder} are read through the page cache only"}
+            rates = sorted(read_rates(file), reverse=True)
+            if target.threads > 1:
+                numbers["copy_cores"], spread["copy_cores"] = _copy_cores(file, target)
     except OSError as error:
         return {"storage_gbs": f"no file can be read back from {folder}: {error.strerror or error}"}
-    if not rates:
-        return {"storage_gbs": f"files in {folder} are read through the page cache only"}
     numbers["storage_gbs"], spread["storage_gbs"] = rates[0], _apart(rates[1], rates[0])
     return {}
+
+
+def _copy_cores(file: SampleFile, target: Target) -> tuple[float, float]:
+    """The median of several turns, and how far apart its neighbours are, as a part of the time of kernels beside copies."""
+    net, _ = multiply_add_program(target, F32)
+    ones = np.ones(net.inputs[0].type.shape, np.float32).view(np.int32)
+    net(ones)
+    taken = sorted(max(one, _LEAST_CORES) for one in cores_taken(file, lambda: net(ones), target.threads))
+    middle = len(taken) // 2
+    times = [1 + taken[place] / target.threads for place in (middle - 1, middle + 1)]
+    return taken[middle], _apart(*times)
 
 
 def refusals(numbers: Mapping[str, float], spread: Mapping[str, float], row: Machine) -> dict[str, str]:

@@ -16,7 +16,7 @@ from ...kernels.cost.estimate import Estimate, floors
 from ...kernels.problem import problem_of
 from ...runtime.errors import OptionError
 from ...runtime.hardware import machine as machines
-from ...runtime.hardware.machine import COPY_SECONDS, slowed_by_copies
+from ...runtime.hardware.machine import COPY_SECONDS
 from ...runtime.plan import ARENA_ROLES, COMPUTE, SCRATCH, STORAGE, Copy, Launch, Role, Step, step_writes
 from ...runtime.precision import Precision
 from ...runtime.profile import GroupDescription
@@ -131,7 +131,7 @@ class Predictor:
         pairs = list(zip(steps, predicted, strict=True))
         kernels = sum(one.time_us for step, one in pairs if isinstance(step, Launch))
         copies = sum(one.time_us for step, one in pairs if isinstance(step, Copy) and step.stream != COMPUTE)
-        return slowed_by_copies(kernels, copies, self.target.threads)
+        return self.target.machine.slowed_by_copies(kernels, copies, self.target.threads)
 
     # Runs -------------------------------------------------------------------------------------------------------------
 

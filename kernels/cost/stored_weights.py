@@ -31,6 +31,8 @@ _KEPT_REGISTERS = 2  # that are not for sums and unpacked words
 # Vector operations that make a vector of float32 weights, by bits, and its store. Of 8 bits as measured on Granite Rapids, where
 # 768x3072 takes 4 to 128 rows 1.28 to 2.5 times the time of digits.
 _UNPACKED = {8: 9.0, 4: 4.5, 2: 4.5}
+_UNPACKING_REGISTERS = 8  # for words, numbers of them and of rows, which LLVM loads ahead: with fewer, sums lie on the stack
+_UNPACKED_LOSS = 1.35  # of the time of words, as measured on Zen 3 beside digits of 4 and 8 rows
 _UNPACKED_BY_EIGHT = 10.0  # the same of vectors of eight, of 4 bits as measured on Zen 3 (8 rows of 768x50257)
 
 
@@ -169,6 +171,32 @@ def dequantized_tiles(rows: int, columns: int, depth: int, bits: int, machine: M
 
     ranked = ranked_tiles(rows, columns, depth, machine, **how)
     return [(one.rows, one.vectors) for one in sorted(ranked, key=lambda one: (cycles(one), one.rows, one.vectors))]
+
+
+@estimating
+def unpacked_tiles(rows: int, sections: Cut, machine: Machine) -> list[tuple[int, int]]:
+    """Register tiles (rows, vectors) that words meet as float32 in registers, those that take the fewest cycles first."""
+    left = machine.registers - _UNPACKING_REGISTERS
+    shapes = product(range(1, min(rows, left) + 1), (1, 2, 3, 4))
+    fitting = [(r, v) for r, v in shapes if r * v <= left]
+    return sorted(fitting, key=lambda tile: (unpacked_cycles(tile, rows, sections, machine), tile))
+
+
+@estimating
+def unpacked_cycles(tile: tuple[int, int], rows: int, sections: Cut, machine: Machine) -> float:
+    """Cycles of one core for `rows` rows by register tiles: a number of a word takes two shifts and a conversion, and a
+    multiply-add for each row; sums wait for one another where tiles have few."""
+    height, vectors = tile
+    numbers, rate, cells = 4 * sections.fields, machine.multiply_adds, height * vectors
+    word = max(
+        (numbers * cells + (3 * numbers + 1) * vectors) / max(machine.issued, _PIPES * rate),
+        numbers * cells / rate,
+        numbers * machine.sum_latency,
+        (numbers * height + vectors) / machine.loads,
+    )
+    section = _UNPACKED_LOSS * word * sections.words + (_SECTION_OPERATIONS[1] / rate + _SPILL_CYCLES) * cells
+    one = section * sections.count + _STORE_CYCLES * cells + _START_CYCLES
+    return ceil(rows / height) * ceil(sections.columns / (vectors * machine.lanes)) * one
 
 
 @estimating

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr
+from ..codegen.work_stealing import Shares
 from ..formats.format import F32, Format
 from ..groups.group import Group, Op
+from ..microkernels.fixed_point import BlockScales
+from ..microkernels.register_tile import WORK_PER_OPERATION, Tile
 from ..microkernels.weight_packing import PackBlocks, PackSections, Sections, bits_of, cut_sections, middle_of, shared_sections
 from ..template.contract import Operand, Refusal
 from ..template.values import NARROW_FLOATS, anchor_of
@@ -167,3 +171,71 @@ class WeightsKernel(MatMulKernel):
             return None
         offset = middle_of(self.group.types[name].dtype) if bits_of(self.group.types[name].dtype) else 0
         return tirx.const(float(literal.item()) + offset, "float32")
+
+    def each_tile(self, tile: Tile, sections: Sections, words: Buffer, multiply: Callable[..., Buffer]) -> None:
+        """Share panels out to threads, and store what `multiply(rows, (words, first word), scales)` makes of each register tile:
+        totals [rows, columns] of these rows."""
+        builder, store, rows = self.builder, self.store(), self.a.lines
+        work = 2 * rows * self.b.lines * self.a.depth // WORK_PER_OPERATION
+        threads = min(builder.threads_for(work), sections.panels)
+        shares = Shares(builder, threads, sections.panels, work)
+        with (
+            builder.loop(threads, "parallel", "thread") as thread,
+            shares.of(thread) as (begin, end),
+            builder.loop(end - begin, name="panel") as number,
+        ):
+            panel = builder.bind(begin + number)
+            base = builder.bind(panel * (sections.count * sections.words * sections.tile))
+            with builder.loop(-(-rows // tile.rows), name="tile") as i:
+                first = builder.bind(i * tile.rows)
+                places = [builder.bind(tirx.min(first + r, rows - 1)) for r in range(tile.rows)]
+                with builder.loop(sections.tile // tile.columns, name="part") as part:
+                    left = builder.bind(part * tile.columns)
+                    blocks, column_scale = self._tile_scales(sections, panel, left)
+                    totals = multiply(places, (words, builder.bind(base + left)), blocks)
+                    self._store_tile(tile, builder.bind(panel * sections.tile + left), first, totals, column_scale, store)
+
+    def _tile_scales(self, sections: Sections, panel: Expr, left: Expr) -> tuple[BlockScales, Callable[[Expr], Expr] | None]:
+        """What multiplies sections, and what multiplies columns at the end, of columns from `left` of the panel on."""
+        weights = self.weights
+
+        def reader(name: str) -> BlockReader:
+            whole = self.reader(name, sections, panel)
+            return lambda section, column: whole(section, left + column)
+
+        zero = reader(weights.zero) if weights.zero else None
+        above = None
+        if zero is not None:
+            middle = tirx.const(float(weights.usual_zero), "float32")
+
+            def above(section: Expr, column: Expr) -> Expr:
+                return tirx.Cast("float32", zero(section, column)) - middle
+
+        scale = reader(weights.scale)
+        if weights.block:
+            return BlockScales(scale, above), None
+        return BlockScales(None, above), partial(scale, 0)
+
+    def _store_tile(
+        self,
+        tile: Tile,
+        begin: Expr,
+        first: Expr,
+        totals: Buffer,
+        column_scale: Callable[[Expr], Expr] | None,
+        store: Callable[[Expr, Expr, Expr, Expr, Expr], None],
+    ) -> None:
+        """The rows of a tile from `first` on, columns from `begin` on: totals, times the scales of their columns, through the
+        epilogue."""
+        builder = self.builder
+        end = builder.bind(tirx.min(begin + tile.columns, self.b.lines))
+        with builder.loop(builder.bind(tirx.min(self.a.lines - first, tile.rows)), name="row") as row:
+            line = builder.bind(row * tile.columns)
+
+            def element(column: Expr) -> None:
+                value = totals[line + column - begin]
+                if column_scale is not None:
+                    value = scaled(value, column_scale(column - begin))
+                store(0, first + row, 0, column, value)
+
+            builder.dynamic_vector_loop(begin, end, tile.lanes, element)

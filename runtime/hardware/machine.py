@@ -20,7 +20,6 @@ from typing import TypeGuard
 from .gpu import GpuMachine
 
 COPY_SECONDS = 5e-5  # that a copy from a file takes beside its bytes: a thread that wakes, a disk that is asked
-_COPYING_SHARE = 0.24  # of a core, and of what kernels get of memory, that copies from a file take while they are made
 PAGE_BYTES = 4096
 LINE_BYTES = 64  # of a cache line, on every processor that we compile for
 _KIB, _MIB = 1 << 10, 1 << 20
@@ -90,6 +89,7 @@ class Machine:
     place_cycles: float = 0.0
     fault_cycles: float = 0.0
     storage_gbs: float = 2.0  # 10^9 bytes a second from the file system that holds programs, past the page cache
+    copy_cores: float = 0.24  # that copies from there take of kernels on all cores, and of what these get of memory
     item_bytes: int = 4  # of the numbers that are counted
     resident: int = 1  # cores that parallel work is dealt to without waking any: of a GPU, lanes
 
@@ -132,6 +132,18 @@ class Machine:
         pages = size_bytes / PAGE_BYTES / threads
         return pages * self.page_cycles if source_bytes / threads > self.tlb_bytes else 0.0
 
+    def slowed_by_copies(self, kernels: float, copies: float, threads: int) -> float:
+        """How many times as long kernels on all of `threads` cores take that are beside copies from files, where both take so
+        long alone.
+
+        One thread leaves the copies a core. The rows' 0.24 cores are those of two threads on two cores of Zen 4
+        (`benchmarks/results/2026-11-28-streaming-*`): a call took longer by 12% of its copies' time, 8 to 30%. Where a host's
+        work for the copies runs on the same cores, it is up to one.
+        """
+        if threads == 1 or kernels <= 0:
+            return 1.0
+        return 1.0 + self.copy_cores / threads * min(copies / kernels, 1.0)
+
     def fitted(self, measured: Mapping[str, object]) -> Machine:
         """This machine with the numbers that `as_fit` wrote; what is no number that it knows is left out.
 
@@ -171,6 +183,7 @@ _FITTED = (
     "tile_l2_cycles",
     "tile_wake_cycles",
     "storage_gbs",
+    "copy_cores",
 )
 
 
@@ -283,17 +296,6 @@ _MODELS: tuple[tuple[str, int, range, str], ...] = (
 )
 # A thread of a GPU, as the loop nests of CPUs are written for it; architectures get rows of their own.
 _GPU_THREAD = replace(_ROWS[GENERIC][16], name="gpu-thread", vector_bytes=4, registers=64, storage_gbs=20.0)  # over PCIe 4
-
-
-def slowed_by_copies(kernels: float, copies: float, threads: int) -> float:
-    """How many times as long kernels take that are beside copies from files, where both take so long alone.
-
-    One thread leaves the copies a core. Measured with two threads on two cores (`benchmarks/results/2026-11-28-streaming-*`): a
-    call took longer by 12% of its copies' time, 8 to 30%.
-    """
-    if threads == 1 or kernels <= 0:
-        return 1.0
-    return 1.0 + _COPYING_SHARE / threads * min(copies / kernels, 1.0)
 
 
 def names() -> tuple[str, ...]:

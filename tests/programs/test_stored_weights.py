@@ -18,6 +18,7 @@ from prefuse.runtime.errors import OptionError
 from prefuse.runtime.executor import CompiledModel
 from torch import nn
 
+STORED = {"fixed_point_matmul", "dequantized_matmul", "dequantized_rows"}
 rng = np.random.default_rng(4)
 
 
@@ -75,7 +76,11 @@ def test_matmul_n_bits(bits: int, block: int, level: int, has_zero: bool, dtype:
     model = model_of([node], (3, k), (3, n), dtype=dtype, **constants)
     x = rng.normal(size=(3, k)).astype(dtype)
     program = compiled(model)
-    assert {kernel.template for kernel in program.plan.kernels} <= {"fixed_point_matmul", "dequantized_matmul"}
+    assert {kernel.template for kernel in program.plan.kernels} <= {
+        "fixed_point_matmul",
+        "dequantized_matmul",
+        "dequantized_rows",
+    }
     most = 1.35 if dtype == np.float32 else 1.5  # columns fill whole vectors, and scales become float32
     assert constant_bytes(program) <= most * sum(array.nbytes for array in constants.values())
     (expected,) = ort.InferenceSession(model.SerializeToString()).run(None, {"x": x})
@@ -175,7 +180,11 @@ def test_float_models_of_any_size(weights: str, share: float, error: float) -> N
         program = net.specialize(x)
         assert isinstance(program, CompiledModel)
         assert len(program.plan.kernels) == 2
-        assert {kernel.template for kernel in program.plan.kernels} <= {"fixed_point_matmul", "dequantized_matmul"}
+        assert {kernel.template for kernel in program.plan.kernels} <= {
+            "fixed_point_matmul",
+            "dequantized_matmul",
+            "dequantized_rows",
+        }
         assert constant_bytes(program) < share * (arrays[0].nbytes + arrays[2].nbytes)
 
 

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from ....compiler.pipeline import Context, PlanPass
 from ....runtime.errors import MemoryLimitError
-from ....runtime.hardware.machine import slowed_by_copies
+from ....runtime.hardware.machine import Machine
 from ....runtime.hardware.memory_limit import LEAST_STREAMED_BYTES
 from ....runtime.plan import ALIGNMENT, STORAGE, Plan, Role, planned_bytes
 from ....runtime.report import size
@@ -79,7 +79,7 @@ class SchedulePrefetch(PlanPass):
                 found = again
         if isinstance(found, MemoryLimitError):
             raise found
-        context.call_seconds = found.choice.predicted_seconds(_kernel_threads(context))
+        context.call_seconds = found.choice.predicted_seconds(context.target.machine, _kernel_threads(context))
         self._report(found, limit, context)
         return _bounded(found.plan, arena_of(plan), limit)
 
@@ -169,9 +169,9 @@ class _Choice:
         sizes = self.problem.objects
         return sum(sizes[copy.object].size_bytes for copy in self.copies) / self.problem.tiers[0].bandwidth_in
 
-    def predicted_seconds(self, threads: int) -> float:
+    def predicted_seconds(self, machine: Machine, threads: int) -> float:
         """Of a call, for as many threads of kernels."""
-        factor = slowed_by_copies(self.problem.compute_seconds, self.copy_seconds, threads)
+        factor = machine.slowed_by_copies(self.problem.compute_seconds, self.copy_seconds, threads)
         steps = tuple(replace(step, seconds=factor * step.seconds) for step in self.problem.steps)
         return seconds_of(replace(self.problem, steps=steps), self.copies)
 

@@ -22,9 +22,9 @@ from prefuse.runtime.target import Target
 from ..harness import Case, check, followed, in_turn, run, target_of, type_of
 from ..symbolic import Dim, Domain, built_for, run_at, sized
 
-BOTH = ("fixed_point_matmul", "dequantized_matmul")
+THREE = ("fixed_point_matmul", "dequantized_matmul", "dequantized_rows")
 TILES = ("fixed_point_tiles",)
-TEMPLATES = dict.fromkeys(("avx2", "avx512", "avx512vnni"), BOTH) | {"amx-emulated": TILES}
+TEMPLATES = dict.fromkeys(("avx2", "avx512", "avx512vnni"), THREE) | {"amx-emulated": TILES}
 DOT = DigitUnit("dot", 16)
 rng = np.random.default_rng(17)
 
@@ -111,7 +111,7 @@ def test_surroundings(level: str) -> None:
     check(by_template(in_turn(cases, level, tuple(TEMPLATES)), level), target_of(level))
 
 
-@pytest.mark.parametrize(("level", "template"), [("avx2", BOTH[1]), ("avx2", BOTH[0]), ("avx512vnni", BOTH[0])])
+@pytest.mark.parametrize(("level", "template"), [*product(("avx2",), THREE), ("avx512vnni", THREE[0])])
 @pytest.mark.parametrize(("dtype", "block"), [("int8", 0), ("uint4", 32)])
 def test_one_kernel_serves_all_numbers_of_rows(dtype: str, block: int, level: str, template: str) -> None:
     target, domain = target_of(level), Domain((Dim("T", 1, 200),), {"T": 64})
@@ -182,7 +182,14 @@ def test_unusual_rows(level: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "level", "template"), [(1, "avx512vnni", BOTH[0]), (1, "avx2", BOTH[0]), (512, "avx2", BOTH[1])]
+    ("rows", "level", "template"),
+    [
+        (1, "avx512vnni", THREE[0]),
+        (8, "avx512vnni", THREE[0]),
+        (1, "avx2", THREE[0]),
+        (8, "avx2", THREE[2]),
+        (512, "avx2", THREE[1]),
+    ],
 )
 def test_the_cheaper_kernel_is_taken(rows: int, level: str, template: str) -> None:
     group = case_of(rows_of(rows, 256), "int4", 512, 32).group

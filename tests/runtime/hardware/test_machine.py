@@ -9,7 +9,7 @@ import pytest
 from prefuse.kernels.cost.register_tile import ranked_tiles
 from prefuse.runtime.errors import OptionError
 from prefuse.runtime.hardware import machine as machines
-from prefuse.runtime.hardware.machine import Machine, core_of, host_machine, row, slowed_by_copies, system_caches
+from prefuse.runtime.hardware.machine import Machine, core_of, host_machine, row, system_caches
 from prefuse.runtime.target import Target
 
 
@@ -127,7 +127,9 @@ def test_numbers_of_eight_bytes_halve_the_lanes() -> None:
 
 def test_copies_take_a_core_from_kernels() -> None:
     """Some of its time, where all cores have a thread of kernels; no more than where copies are made all the time."""
-    assert slowed_by_copies(1.0, 0.5, threads=1) == slowed_by_copies(0.0, 1.0, threads=2) == 1.0
-    half, whole, longer = (slowed_by_copies(1.0, copies, threads=2) for copies in (0.5, 1.0, 3.0))
+    machine = row("zen4", 16)
+    assert machine.slowed_by_copies(1.0, 0.5, threads=1) == machine.slowed_by_copies(0.0, 1.0, threads=2) == 1.0
+    half, whole, longer = (machine.slowed_by_copies(1.0, copies, threads=2) for copies in (0.5, 1.0, 3.0))
     assert 1.0 < half < whole == longer < 1.2
-    assert slowed_by_copies(1.0, 1.0, threads=8) < half
+    assert machine.slowed_by_copies(1.0, 1.0, threads=8) < half
+    assert machine.fitted({"copy_cores": 1.0}).slowed_by_copies(1.0, 0.5, threads=2) == pytest.approx(1.25)
