@@ -149,7 +149,7 @@ def test_modules_in_narrow_types(dtype: torch.dtype, weights: str, rows: int) ->
     own = program.specialize(x)
     assert isinstance(own, CompiledModel)
     templates = {kernel.template for kernel in own.plan.kernels}
-    assert templates & {"fixed_point_matmul", "fixed_point_tiles", "dequantized_matmul"}, templates
+    assert templates & {"fixed_point_tiles", *STORED}, templates
     assert "matmul" not in templates
     assert constant_bytes(own) < 1.4 * (1 if weights == "int8" else 0.5) * (256 * 512 + 256 * 256)
     reference = copy.deepcopy(module).double()
