@@ -12,7 +12,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .runtime.errors import CompileError
+from .runtime.errors import (
+    ArenaMemoryError,
+    CompileError,
+    DeviceError,
+    InputError,
+    InvalidModelError,
+    MemoryLimitError,
+    OptionError,
+    ProgramFileError,
+    ScratchFileError,
+    UnsupportedModelError,
+)
 
 if TYPE_CHECKING:
     import os
@@ -27,7 +38,25 @@ if TYPE_CHECKING:
     from .runtime.staged.staged_model import StagedModel
 
 __version__ = "0.1.0"
-__all__ = ["CompileError", "__version__", "compile", "compile_generation", "load", "load_generator", "predict", "tune"]
+__all__ = [
+    "ArenaMemoryError",
+    "CompileError",
+    "DeviceError",
+    "InputError",
+    "InvalidModelError",
+    "MemoryLimitError",
+    "OptionError",
+    "ProgramFileError",
+    "ScratchFileError",
+    "UnsupportedModelError",
+    "__version__",
+    "compile",
+    "compile_generation",
+    "load",
+    "load_generator",
+    "predict",
+    "tune",
+]
 
 
 def compile(

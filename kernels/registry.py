@@ -27,6 +27,7 @@ from .convolution import convolution_gpu as gpu_convolution
 from .convolution import convolution_mma_gpu as gpu_mma_convolution
 from .convolution import transposed_convolution_mma_gpu as gpu_mma_transposed
 from .elementwise import arange, elementwise, one_hot, random_numbers, trilu
+from .elementwise.joined_results import JOINING
 from .elementwise.strided_operands import AFFINE
 from .groups.configuration import KEPT_TEMPLATE, TEMPLATE, Configuration, ignored
 from .groups.group import Group
@@ -312,7 +313,7 @@ def _templates_for(group: Group, target: Target) -> list[Template]:
     templates = (*(GPU_TEMPLATES if target.is_gpu else TILE_TEMPLATES if target.has_tiles else ()), *TEMPLATES)
     if target.is_gpu:
         templates = tuple(one for one in templates if one.name not in _NOT_ON_GPUS)
-    is_pointwise = not anchors or (anchors <= AFFINE and len(group.ops) > len(anchors))
+    is_pointwise = not anchors or (anchors <= AFFINE | JOINING and len(group.ops) > len(anchors))
     fitting = [t for t in templates if (bool(anchors) and anchors <= t.anchors if t.anchors else is_pointwise)]
     if _is_prologued(group):  # rows compute what comes before them once, the others where they read it
         fitting.sort(key=lambda template: not template.has_surroundings)

@@ -378,7 +378,8 @@ def _without_graph_dump() -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hold back what the exporter logs and warns of: none of it is for the user of a compiled model."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx._internal.exporter", "torch.fx.experimental.symbolic_shapes")]
+    names = "torch.onnx._internal.exporter", "torch.fx.experimental.symbolic_shapes", "onnx_ir._convenience"
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

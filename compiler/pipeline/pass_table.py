@@ -36,6 +36,7 @@ PASSES: dict[str, str] = {
     "fuse-epilogue": "prefuse.passes.fusion.fuse_epilogue:FuseEpilogue",
     "merge-groups": "prefuse.passes.fusion.merge_groups:MergeGroups",
     "fuse-prologue": "prefuse.passes.fusion.fuse_prologue:FusePrologue",
+    "fuse-concat": "prefuse.passes.fusion.fuse_concat:FuseConcat",
     "fuse-reorders": "prefuse.passes.fusion.fuse_reorders:FuseReorders",
     "order-nodes": "prefuse.passes.plan.order_nodes:OrderNodes",
     "plan-memory": "prefuse.passes.plan.plan_memory:PlanMemory",
@@ -52,7 +53,7 @@ DEFAULT_PIPELINE = (
     "fold-batchnorm,canonicalize,eliminate-dead,"
     "fuse-attention,sink-reorders,fuse-gather,share-tables,quantize-weights,assign-formats,split-weights,place-casts,"
     "fuse-rows,fuse-epilogue,merge-groups,choose-layout,canonicalize,merge-equal,eliminate-dead,fuse-epilogue,fuse-prologue,"
-    "fuse-reorders,order-nodes,plan-memory,schedule-prefetch"
+    "fuse-concat,fuse-reorders,order-nodes,plan-memory,schedule-prefetch"
 )
 
 # What resolves shapes and control flow as far as can be before a run, where a model has any that is not plain.

@@ -36,15 +36,16 @@ class Strided:
 
         return read
 
-    def neighbours(self, count: int) -> int:
-        """How many elements along the last dimension are one aligned vector wherever it starts: a divisor of `count`."""
-        *outer, last = self.strides
-        if equal(last, 0):
-            return count
-        numbers = [number for number in (self.base, *outer) if not equal(number, 0)]
-        if not is_one(last) or any(isinstance(number, Size) for number in numbers):
-            return 1
-        return gcd(count, *(int(number) for number in numbers))
+
+def neighbours(base: SizeLike, strides: Sequence[SizeLike], count: int) -> int:
+    """How many elements along the last dimension are one aligned vector wherever it starts: a divisor of `count`."""
+    *outer, last = strides
+    if equal(last, 0):
+        return count
+    numbers = [number for number in (base, *outer) if not equal(number, 0)]
+    if not is_one(last) or any(isinstance(number, Size) for number in numbers):
+        return 1
+    return gcd(count, *(int(number) for number in numbers))
 
 
 Views = Mapping[str, Strided]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
@@ -129,10 +129,19 @@ def map_elements(
 
 def store_outputs(values: GroupValues, index: Index) -> None:
     """Store the element at `index` of all outputs of a group, which have one shape."""
-    group, builder = values.group, values.builder
-    results = [values.read(name, index) for name in group.outputs]
-    if len(results) > 1 and not builder.is_grid:  # all are known before the first is stored: in place of what another reads
-        results = [builder.name(result) for result in results]
+    store_elements(values.builder, values.group, index, result_elements(values, index))
+
+
+def result_elements(values: GroupValues, index: Index) -> list[Expr]:
+    """The element at `index` of each output of a group."""
+    results = [values.read(name, index) for name in values.group.outputs]
+    if len(results) > 1 and not values.builder.is_grid:  # all before the first is stored, in place of what another reads
+        results = [values.builder.name(result) for result in results]
+    return results
+
+
+def store_elements(builder: KernelBuilder, group: Group, index: Index, results: Sequence[Expr]) -> None:
+    """Store these elements of the outputs of a group."""
     for name, result in zip(group.outputs, results, strict=True):
         kind = group.types[name]
         builder.store(builder.parameter(name, kind.elements, kind.dtype), row_major(index, kind.shape), result)

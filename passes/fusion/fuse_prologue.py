@@ -20,6 +20,7 @@ from ...compiler.ir.rewriter import Rejection, copy_source, remove_nodes
 from ...compiler.pipeline import Context, Pass, number
 from ...kernels.cost.memory import parallel_work
 from ...kernels.cost.operations import operations_of
+from .fuse_concat import Makers, pointwise_makers
 from .fusion_cost import Join, drawback
 from .operand_reads import Body, Reading, reading_of
 from .parts import Parts, is_free, is_part, parts_of
@@ -116,6 +117,8 @@ class _Moving:
 
     def _reading(self, node: ir.Node, reader: ir.Node) -> Reading | str:
         """How a reader reads all that it has from a group."""
+        if isinstance(makers := pointwise_makers(self.model, reader), Makers) and makers.run >= self.context.target.vector_lanes:
+            return "fuse-concat stores it in the result"
         times, is_indexed = 0.0, True
         for value in node.outputs:
             if reader not in value.consumers():

@@ -14,7 +14,7 @@ from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.target import Target
 
-from ..kernels.elementwise.parts import Parts, random_case
+from ..kernels.elementwise.parts import Parts, joined_case, random_case
 from ..kernels.harness import Case, followed, operator
 from ..sample import dealt
 from .simulator import CUDA, ROCM, check
@@ -95,8 +95,12 @@ def parts_of_operands() -> list[Case]:
     return [halves(16), halves(4), halves(6), halves(3), *map(random_case, range(9))]
 
 
+def results_of_concats() -> list[Case]:
+    return list(map(joined_case, range(22)))
+
+
 @pytest.mark.parametrize("target", [CUDA, ROCM], ids=str)
-@pytest.mark.parametrize("cases", [vectors, beside_vectors, parts_of_operands])
+@pytest.mark.parametrize("cases", [vectors, beside_vectors, parts_of_operands, results_of_concats])
 def test_results(cases: Any, target: Target, tmp_path: Path) -> None:
     """Each case on one of the simulators today, on the other one tomorrow."""
     check(dealt(cases(), [case.label for case in cases()], target, [CUDA, ROCM]), tmp_path, target)

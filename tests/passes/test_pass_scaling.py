@@ -18,8 +18,9 @@ from prefuse.runtime.target import Target
 from prefuse.tests.scaling import assert_scales
 
 _IDLE = {  # these only look through the model
-    "assign-formats", "bound-shapes", "fuse-gather", "fuse-prologue", "fuse-reorders", "keep-weights", "merge-parallel-matmul",
-    "order-concats", "place-casts", "quantize-weights", "reassociate-product", "share-tables", "sink-scales", "split-weights",
+    "assign-formats", "bound-shapes", "fuse-concat", "fuse-gather", "fuse-prologue", "fuse-reorders", "keep-weights",
+    "merge-parallel-matmul", "order-concats", "place-casts", "quantize-weights", "reassociate-product", "share-tables",
+    "sink-scales", "split-weights",
 }  # fmt: skip
 _BLOCKS = 8
 _LIMIT = 3.0  # the most that twice the blocks may cost: the passes are short, so that other work on the machine shows

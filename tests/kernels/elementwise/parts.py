@@ -103,3 +103,24 @@ def random_case(seed: int) -> Case:
         total = parts.op("Add", (one, two), parts.values[one] + parts.values[two])
         scaled = parts.op("Mul", (total, small), parts.values[total] * parts.values[small])
     return parts.case(scaled, f"{seed}: {[op.op_type for op in parts.ops]} {shape} {dtype}", *([total] if seed % 3 == 0 else []))
+
+
+def joined_case(seed: int) -> Case:
+    """Two to five results of one shape, of parts, which a Concat puts together: in turns, in rows, or with dimensions of one."""
+    parts = Parts(seed)
+    shape, dtype = SHAPES[seed % len(SHAPES)], TYPES[seed % len(TYPES)]
+    count, axis = int(parts.rng.integers(2, 6)), int(parts.rng.integers(len(shape) + 1))
+    one, two = parts.part(shape, dtype), parts.part(shape, dtype)
+    makers: list[str] = []
+    for number in range(count):
+        op_type, by = (("Add", np.add), ("Mul", np.multiply), ("Sub", np.subtract))[number % 3]
+        other = makers[-1] if makers and number % 2 else two
+        with np.errstate(over="ignore"):
+            makers.append(parts.op(op_type, (one, other), by(parts.values[one], parts.values[other])))
+    if seed % 2:  # a dimension of its own
+        places = parts.integers(axis)
+        operands = [parts.op("Unsqueeze", (name, places), np.expand_dims(parts.values[name], axis)) for name in makers]
+    else:
+        axis, operands = axis % len(shape), makers
+    result = parts.op("Concat", tuple(operands), np.concatenate([parts.values[name] for name in operands], axis), axis=axis)
+    return parts.case(result, f"{seed}: {count} of {shape} {dtype} along {axis}")

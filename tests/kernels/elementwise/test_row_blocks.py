@@ -197,7 +197,7 @@ def test_blocks_are_whole_vectors_in_little_memory(lanes: int) -> None:
     taken = 0
     for rows in (2, 33, 1000):
         for n in range(1, 200):
-            group, _ = merge_dimensions(_bells(_normal(3, rows, 1), _normal(n)).group, {})
+            group, *_ = merge_dimensions(_bells(_normal(3, rows, 1), _normal(n)).group, {})
             cut = choose_blocks(group, Steps(lanes, 16))
             if cut is None:
                 continue

@@ -46,7 +46,7 @@ def test_neighbouring_dimensions_stay_one_loop() -> None:
     case = parts.case(result, "halves")
     found = through_views(case.group)
     assert not isinstance(found, Refusal)
-    merged, views = elementwise.merge_dimensions(*found)
+    merged, views, _ = elementwise.merge_dimensions(*found)
     assert merged.types[result].shape == (2, 144)
     assert [(view.base, view.strides) for view in views.values()] == [(0, (288, 1)), (144, (288, 1))]
 
