@@ -86,7 +86,7 @@ class _Search:
         if fitting is not None and self._is_least:
             self._run(fitting, int(_FIRST_SHARE * self._left))
         if not self._is_done:
-            self._take(best_fit.place(self.instance, self._target))
+            self._take(best_fit.place(self.instance, self._target, improves=self._left > 0))
         if fitting is not None and not self._is_done:
             self._run(fitting, int(_SECOND_SHARE * self._left) if self._is_least else self._left)
             if self._is_least:

@@ -20,9 +20,12 @@ _MOST_BLOCKS = 10_000  # each of which is compared with all others
 _IMPROVED = 2  # how many of the first attempts are improved
 
 
-def place(instance: Instance, target: int) -> np.ndarray | None:
+def place(instance: Instance, target: int, *, improves: bool = True) -> np.ndarray | None:
     """The best offsets found, by less than a second of attempts; no others are tried once they need `target` bytes or less.
-    None where there are too many blocks; with pinned ones, which a skyline cannot place, there is one attempt at least."""
+
+    None where there are too many blocks; with pinned ones, which a skyline cannot place, there is one attempt at least. The best
+    are not made better unless it `improves` them, for which most of the time goes.
+    """
     if instance.count > _MOST_BLOCKS and not instance.has_pins:
         return None
     placements = max(min(_PLACEMENTS, _ATTEMPTS * instance.count), instance.count)
@@ -35,6 +38,8 @@ def place(instance: Instance, target: int) -> np.ndarray | None:
                 if attempts[-1].total_bytes <= target:
                     return attempts[-1].offsets
     attempts.sort(key=lambda attempt: attempt.total_bytes)
+    if not improves:
+        return attempts[0].offsets
     rounds = placements // (_IMPROVED * max(instance.count, 1))
     improved = (_improve(instance, attempt, target, rounds) for attempt in attempts[:_IMPROVED])
     return min(improved, key=lambda attempt: attempt.total_bytes).offsets

@@ -35,6 +35,7 @@ from .stays import Copies, Leave, copies_of, on_demand, seconds_of
 
 _TRIES = 20  # schedules for limits that fall by what the packing of the one before took too much
 _PACKED = 3  # choices for a limit, of which the fastest that can be packed within it is taken
+_SEARCHES = 6  # long searches for packings, of a second each: after them, what is quickly packed has to do
 # Of the room for weights that never leave, shares that are tried: what is left is for looking ahead, and weights are not divided.
 _SHARES = (1.0, 0.99, 0.975, 0.95, 0.925, 0.9, 0.875, 0.85, 0.8, 0.75, 0.6, 0.4, 0.0)
 _SPILLED = 64  # part of the limit: what takes less than that is not worth a copy out and one in
@@ -102,7 +103,7 @@ class SchedulePrefetch(PlanPass):
         weights = Objects(plan, context, self.min_bytes, None)
         spilled = Objects(plan, context, self.min_bytes, max(limit // _SPILLED, self.min_bytes)) if spills else weights
         leaving = spilled if spilled.chains and not context.target.is_gpu else None
-        budget, cut, before = limit, 0, None
+        budget, cut, before, searches = limit, 0, None, _SEARCHES
         for _ in range(_TRIES):
             choices = self._fastest(weights, leaving, budget)
             if not choices:
@@ -111,7 +112,8 @@ class SchedulePrefetch(PlanPass):
             for choice in choices:
                 movements = choice.objects.movements(choice.copies)
                 moved = with_residencies(plan, movements, weights.arena) if movements else plan  # repeated launches may do
-                placed, above = _placed(moved, weights.arena, limit)
+                placed, above, has_searched = _placed(moved, weights.arena, limit, may_search=searches > 0)
+                searches -= has_searched
                 excess.append(above)
                 if excess[-1] <= 0:
                     return _Scheduled(placed, choice)
@@ -228,17 +230,15 @@ def _with_room(plan: Plan, arena: str, room: int | None) -> Plan:
     return replace(plan, spaces=tuple(replace(s, capacity_bytes=room) if s.name == arena else s for s in plan.spaces))
 
 
-def _placed(plan: Plan, arena: str, limit: int) -> tuple[Plan, int]:
-    """The Plan with every buffer in its place, and by how much it is above the limit, at least; below 0, within it.
-
-    Packings are searched for long only where one may fit.
-    """
+def _placed(plan: Plan, arena: str, limit: int, *, may_search: bool) -> tuple[Plan, int, bool]:
+    """The Plan with every buffer in its place, and by how much it is above the limit, at least; below 0, within it. And whether
+    that took a long search, which is made only where a packing may fit."""
     kept = (one for one in plan.buffers if one.role in (Role.CONSTANT, Role.STATE) and one.renews is None)
     room = limit - sum(-(-one.size_bytes // ALIGNMENT) * ALIGNMENT for one in kept if one.space != STORAGE)
     quick, packings = PlanMemory(effort="quick").place(_with_room(plan, arena, room))
-    if planned_bytes(quick) <= limit or arena not in packings:
-        return quick, planned_bytes(quick) - limit
+    if planned_bytes(quick) <= limit or arena not in packings or not may_search:
+        return quick, planned_bytes(quick) - limit, False
     if (bound := packings[arena].bound_bytes) > room:
-        return quick, bound - room
-    placed, _ = PlanMemory().place(plan)
-    return placed, planned_bytes(placed) - limit
+        return quick, bound - room, False
+    placed, _ = PlanMemory().place(_with_room(plan, arena, room))
+    return placed, planned_bytes(placed) - limit, True
