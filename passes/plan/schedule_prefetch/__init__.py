@@ -20,10 +20,10 @@ from typing import ClassVar
 
 from ....compiler.pipeline import Context, PlanPass
 from ....runtime.errors import MemoryLimitError
-from ....runtime.hardware.machine import Machine
 from ....runtime.hardware.memory_limit import LEAST_STREAMED_BYTES
 from ....runtime.plan import ALIGNMENT, STORAGE, Plan, Role, planned_bytes
 from ....runtime.report import size
+from ....runtime.target import Target
 from ..plan_memory import PlanMemory
 from ..prefetch import problem as prefetch
 from ..prefetch.residents import residents, spare_bytes
@@ -80,7 +80,7 @@ class SchedulePrefetch(PlanPass):
                 found = again
         if isinstance(found, MemoryLimitError):
             raise found
-        context.call_seconds = found.choice.predicted_seconds(context.target.machine, _kernel_threads(context))
+        context.call_seconds = found.choice.predicted_seconds
         self._report(found, limit, context)
         return _bounded(found.plan, arena_of(plan), limit)
 
@@ -105,7 +105,7 @@ class SchedulePrefetch(PlanPass):
         leaving = spilled if spilled.chains and not context.target.is_gpu else None
         budget, cut, before, searches = limit, 0, None, _SEARCHES
         for _ in range(_TRIES):
-            choices = self._fastest(weights, leaving, budget)
+            choices = self._fastest(weights, leaving, budget, context.target)
             if not choices:
                 break
             excess = []
@@ -121,24 +121,24 @@ class SchedulePrefetch(PlanPass):
             budget, before = budget - cut, choices
         return _too_little(leaving or weights, total, limit, budget)
 
-    def _fastest(self, weights: Objects, spilled: Objects | None, limit: int) -> list[_Choice]:
+    def _fastest(self, weights: Objects, spilled: Objects | None, limit: int, target: Target) -> list[_Choice]:
         """The best choices, the fastest first; none where nothing keeps within the limit.
 
         Activations leave only where all else cannot keep within it, or is not as fast as the kernels.
         """
-        found = self._choices(weights, limit)
+        found = self._choices(weights, limit, target)
         if spilled is not None and (not found or found[0].seconds > _STALLED * found[0].problem.compute_seconds):
-            found = sorted([*found, *self._choices(spilled, limit)], key=lambda choice: choice.seconds)
+            found = sorted([*found, *self._choices(spilled, limit, target)], key=lambda choice: choice.predicted_seconds)
         return found[:_PACKED]
 
-    def _choices(self, objects: Objects, limit: int) -> list[_Choice]:
+    def _choices(self, objects: Objects, limit: int, target: Target) -> list[_Choice]:
         problem = objects.problem(limit)
         try:
             found = dict.fromkeys(copies_of(problem, one) for one in candidates(problem, _residents(problem)))
         except InfeasibleError:
             return []
         late = dict.fromkeys(on_demand(problem, copies) if self.on_demand else copies for copies in found)
-        return sorted((_Choice(objects, problem, copies) for copies in late), key=lambda choice: choice.seconds)
+        return sorted((_Choice(objects, problem, one, target) for one in late), key=lambda choice: choice.predicted_seconds)
 
     def _report(self, found: _Scheduled, limit: int, context: Context) -> None:
         plan, choice = found.plan, found.choice
@@ -160,10 +160,11 @@ class _Choice:
     objects: Objects
     problem: prefetch.Problem
     copies: Copies
+    target: Target
 
     @cached_property
     def seconds(self) -> float:
-        """Of a call whose kernels the copies do not slow down: by it choices are compared."""
+        """Of a call whose kernels the copies do not slow down."""
         return seconds_of(self.problem, self.copies)
 
     @property
@@ -171,9 +172,12 @@ class _Choice:
         sizes = self.problem.objects
         return sum(sizes[copy.object].size_bytes for copy in self.copies) / self.problem.tiers[0].bandwidth_in
 
-    def predicted_seconds(self, machine: Machine, threads: int) -> float:
-        """Of a call, for as many threads of kernels."""
-        factor = machine.slowed_by_copies(self.problem.compute_seconds, self.copy_seconds, threads)
+    @cached_property
+    def predicted_seconds(self) -> float:
+        """Of a call, with what copies take of the kernels' cores: by it choices are compared, so that of equally fast ones that
+        with fewer bytes is taken."""
+        threads = 1 if self.target.is_gpu else self.target.threads  # of cores: on a GPU none are slowed by copies
+        factor = self.target.machine.slowed_by_copies(self.problem.compute_seconds, self.copy_seconds, threads)
         steps = tuple(replace(step, seconds=factor * step.seconds) for step in self.problem.steps)
         return seconds_of(replace(self.problem, steps=steps), self.copies)
 
@@ -185,11 +189,6 @@ class _Scheduled:
     plan: Plan
     choice: _Choice
     repeated: int = 0
-
-
-def _kernel_threads(context: Context) -> int:
-    """Of cores: on a GPU none are slowed by copies."""
-    return 1 if context.target.is_gpu else context.target.threads
 
 
 def _too_little(objects: Objects, total: int, limit: int, budget: int) -> MemoryLimitError:
@@ -240,5 +239,5 @@ def _placed(plan: Plan, arena: str, limit: int, *, may_search: bool) -> tuple[Pl
         return quick, planned_bytes(quick) - limit, False
     if (bound := packings[arena].bound_bytes) > room:
         return quick, bound - room, False
-    placed, _ = PlanMemory().place(_with_room(plan, arena, room))
+    placed, _ = PlanMemory().place(plan)  # searches for the least find packings that searches for the room do not
     return placed, planned_bytes(placed) - limit, True
