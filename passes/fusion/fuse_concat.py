@@ -15,6 +15,8 @@ from ...compiler.ir.functions import drop_uncalled_groups, fuse_into_function, g
 from ...compiler.ir.kinds import is_known
 from ...compiler.ir.rewriter import Rejection
 from ...compiler.pipeline import Context, Pass, number
+from ...kernels.cost.operations import operations_of
+from ...kernels.cost.pointwise import scalar_steps
 from .fusion_cost import Join, drawback
 from .operand_reads import Body
 from .parts import is_part, parts_of
@@ -60,11 +62,14 @@ class FuseConcat(Pass):
         result = concat.outputs[0]
         read = {value for maker in found.makers for value in maker.inputs if value is not None}
         made = {value for maker in found.makers for value in maker.outputs}
+        nodes = [one for maker in found.makers for one in Body.of(model, maker).nodes]
+        operations = sum(operations_of(one.op_type) * tensor_type(one.outputs[0]).hinted.elements for one in nodes)
         join = Join(
             saved_bytes=2 * tensor_type(result).hinted.size_bytes,
+            recomputed_operations=operations * (lanes * scalar_steps(run, lanes) / run - 1),  # in empty lanes at rows' ends
             saved_launches=len(found.makers),
             tensors=len(read - made) + 1,
-            operators=sum(len(Body.of(model, maker).nodes) for maker in found.makers) + len(found.views) + 1,
+            operators=len(nodes) + len(found.views) + 1,
         )
         return drawback(join, lanes, self.max_ops, context.target.threads)
 
