@@ -36,8 +36,8 @@ Joins = tuple[Joined, ...]
 def through_concat(group: Group) -> tuple[Group, Joins] | Refusal:
     """A group without the Concat that makes its one result of parts of one shape, perhaps with other dimensions of one: the parts
     are results then, which the second tells where to store. As it is where no Concat makes a result."""
-    last = group.producers[group.outputs[0]]
-    if last.op_type != "Concat":
+    last = group.producers.get(group.outputs[0])  # None: a constant alone
+    if last is None or last.op_type != "Concat":
         return group, ()
     if len(group.outputs) > 1:
         return Refusal("has other results than a Concat")
