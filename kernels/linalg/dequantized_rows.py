@@ -23,8 +23,7 @@ from ..microkernels.register_tile import Tile
 from ..microkernels.weight_packing import Sections
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import machine_of
-from ..template.values import anchor_of
-from .stored_weights import WeightsKernel, stored_weights
+from .stored_weights import WeightsKernel, planned
 
 _LONGEST_SECTION = 128  # elements of k that are added to one sum before it meets the total
 _AHEAD_BYTES = 4096  # of words that are prefetched: the hardware does it within a page only
@@ -33,13 +32,7 @@ _WORD_BITS, _BYTE_BITS, _BYTES = 32, 8, 4
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes a product of float32 rows by constant integers with scales, with an epilogue of pointwise operators."""
-    weights = stored_weights(group, target)
-    if isinstance(weights, Refusal):
-        return weights
-    kernel = _RowsKernel(group, anchor_of(group), target, weights)
-    if kernel.a.depth == 0 or kernel.a.lines == 0 or kernel.b.lines == 0:
-        return Refusal("is empty")
-    return Candidate(kernel.estimate(), kernel.build, stored_runs=(kernel.b.lines,))
+    return planned(_RowsKernel, group, target)
 
 
 class _RowsKernel(WeightsKernel):

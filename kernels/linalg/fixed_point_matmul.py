@@ -15,8 +15,7 @@ from ..microkernels.fixed_point import FixedRows, fix_rows, longest_section, mul
 from ..microkernels.register_tile import Tile
 from ..microkernels.weight_packing import Sections
 from ..template.contract import BuiltKernel, Candidate, Refusal
-from ..template.values import anchor_of
-from .stored_weights import WeightsKernel, stored_weights
+from .stored_weights import WeightsKernel, planned
 
 ROW_BITS = "prefuse.row_bits"  # attribute of a product: 8 where its rows may be rounded to int8 by blocks
 # Others: two, whose error is 2.3e-5 for normal numbers in sections of 128, and more in longer ones.
@@ -26,13 +25,7 @@ OTHER_BYTES = 2
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes a product of float32 rows by constant integers with scales, with an epilogue of pointwise operators."""
-    weights = stored_weights(group, target)
-    if isinstance(weights, Refusal):
-        return weights
-    kernel = _FixedPointKernel(group, anchor_of(group), target, weights)
-    if kernel.a.depth == 0 or kernel.a.lines == 0 or kernel.b.lines == 0:
-        return Refusal("is empty")
-    return Candidate(kernel.estimate(), kernel.build, stored_runs=(kernel.b.lines,))
+    return planned(_FixedPointKernel, group, target)
 
 
 class _FixedPointKernel(WeightsKernel):

@@ -16,7 +16,7 @@ from ..groups.group import Group, Op
 from ..microkernels.fixed_point import BlockScales
 from ..microkernels.register_tile import WORK_PER_OPERATION, Tile
 from ..microkernels.weight_packing import PackBlocks, PackSections, Sections, bits_of, cut_sections, middle_of, shared_sections
-from ..template.contract import Operand, Refusal
+from ..template.contract import Candidate, Operand, Refusal
 from ..template.values import NARROW_FLOATS, anchor_of
 from .matmul import MatMulKernel
 
@@ -239,3 +239,14 @@ class WeightsKernel(MatMulKernel):
                 store(0, first + row, 0, column, value)
 
             builder.dynamic_vector_loop(begin, end, tile.lanes, element)
+
+
+def planned(kernel_type: type[WeightsKernel], group: Group, target: Target) -> Candidate | Refusal:
+    """What a kernel that multiplies words as they lie would do for a group; why it cannot."""
+    weights = stored_weights(group, target)
+    if isinstance(weights, Refusal):
+        return weights
+    kernel = kernel_type(group, anchor_of(group), target, weights)
+    if kernel.a.depth == 0 or kernel.a.lines == 0 or kernel.b.lines == 0:
+        return Refusal("is empty")
+    return Candidate(kernel.estimate(), kernel.build, stored_runs=(kernel.b.lines,))
