@@ -92,15 +92,16 @@ def _fit_storage(target: Target, numbers: dict[str, float], spread: dict[str, fl
     """Measure the file system of the cache, where programs lie, and what kernels on all threads of the target leave its copies.
     Returns why it was not."""
     folder = user_folder()
+    names = ("storage_gbs", "copy_cores") if target.threads > 1 else ("storage_gbs",)
     try:
         with sample_file(folder) as file:
             if file is None:
-                return {"storage_gbs": f"files in {folder} are read through the page cache only"}
+                return dict.fromkeys(names, f"files in {folder} are read through the page cache only")
             rates = sorted(read_rates(file), reverse=True)
             if target.threads > 1:
                 numbers["copy_cores"], spread["copy_cores"] = _copy_cores(file, target)
     except OSError as error:
-        return {"storage_gbs": f"no file can be read back from {folder}: {error.strerror or error}"}
+        return dict.fromkeys(names, f"no file can be read back from {folder}: {error.strerror or error}")
     numbers["storage_gbs"], spread["storage_gbs"] = rates[0], _apart(rates[1], rates[0])
     return {}
 

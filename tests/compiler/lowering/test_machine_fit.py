@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -39,6 +40,15 @@ def test_this_machine_is_measured(threads: int, monkeypatch: pytest.MonkeyPatch)
     assert fit.spread.keys() <= fit.numbers.keys()
     assert seen[0] == ("compile", 0.0)
     assert seen[-1] == ("measure", 1.0)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_is_read_through_the_page_cache_is_refused(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_fit, "sample_file", lambda folder: nullcontext())
+    numbers: dict[str, float] = {}
+    refused = machine_fit._fit_storage(Target.parse("cpu", threads), numbers, {})
+    assert refused.keys() == ({"storage_gbs", "copy_cores"} if threads > 1 else {"storage_gbs"})
+    assert not numbers
 
 
 def test_a_gpu_is_not_measured() -> None:
