@@ -1,7 +1,7 @@
 """Measuring what a processor is described by: `prefuse doctor --fit`.
 
-Each number is that of the fastest batch of short runs, which other work on the machine disturbed least; batches are repeated
-until the two fastest of each number agree, or the time is spent.
+Each number is the typical one of batches of short runs: their median, in which what other guests of a host take of the cores is
+as it will be for kernels. Batches are repeated until the middle ones of each number agree, or the time is spent.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from .roofline import multiply_add_program
 
 _SECONDS = 10.0  # after which no batch begins
 _RUNS = 12  # of a batch: a third of a second
+_LEAST_BATCHES = 5  # two seconds: a host's other guests come and go
 _AGREEMENT = 0.03  # between two estimates
-_LARGE_SPREAD = 0.1  # between the two fastest batches of a number that is not believed
+_LARGE_SPREAD = 0.1  # between the two middle batches of a number that is not believed
 _SLACK = 1.05  # by which a cache may seem faster than the one before it
 _DIGITS = 3
 _LEAST_CORES = 0.01  # that reads are said to take: less is not seen
@@ -75,9 +76,9 @@ def fit_host(target: Target, progress: Callable[[str, float], None] | None = Non
         raise OptionError("target", f"{target} has no row of numbers to fit", "leave it out: the CPU of this machine is measured")
     row = host_machine(host_cpu_model(), target.vector_lanes)
     batches = _batches(replace(target, machine=row), progress or (lambda stage, fraction: None), seconds)
-    best, second = _fastest(batches)
-    numbers = _numbers(best, row)
-    spread = {name: _apart(best[probe], second[probe]) for name in numbers for probe in [_PROBES.get(name, name)]}
+    times, slower = _middle(batches)
+    numbers = _numbers(times, row)
+    spread = {name: _apart(times[probe], slower[probe]) for name in numbers for probe in [_PROBES.get(name, name)]}
     unread = _fit_storage(target, numbers, spread)
     refused = refusals(numbers, spread, row) | unread
     kept = {name: _rounded(number) for name, number in numbers.items() if name not in refused}
@@ -97,12 +98,13 @@ def _fit_storage(target: Target, numbers: dict[str, float], spread: dict[str, fl
         with sample_file(folder) as file:
             if file is None:
                 return dict.fromkeys(names, f"files in {folder} are read through the page cache only")
-            rates = sorted(read_rates(file), reverse=True)
+            rates = sorted(read_rates(file))
             if target.threads > 1:
                 numbers["copy_cores"], spread["copy_cores"] = _copy_cores(file, target)
     except OSError as error:
         return dict.fromkeys(names, f"no file can be read back from {folder}: {error.strerror or error}")
-    numbers["storage_gbs"], spread["storage_gbs"] = rates[0], _apart(rates[1], rates[0])
+    middle = len(rates) // 2
+    numbers["storage_gbs"], spread["storage_gbs"] = rates[middle], _apart(rates[middle - 1], rates[middle])
     return {}
 
 
@@ -125,7 +127,7 @@ def refusals(numbers: Mapping[str, float], spread: Mapping[str, float], row: Mac
         if not least <= number <= most:
             found[name] = f"{number:.3g} is not between {least:g} and {most:g}"
         elif spread[name] > _LARGE_SPREAD:
-            found[name] = f"the two best estimates differ by {spread[name]:.0%}: other work took the cores"
+            found[name] = f"the two middle estimates differ by {spread[name]:.0%}: other work took the cores"
     ordered = [*pairwise(_BY_DISTANCE), *((far, near) for near, far in pairwise(_TILES))]  # the greater number first
     for greater, less in ordered:
         one, other = (numbers[name] if name not in found and name in numbers else row.as_fit()[name] for name in (greater, less))
@@ -136,13 +138,13 @@ def refusals(numbers: Mapping[str, float], spread: Mapping[str, float], row: Mac
 
 
 def _batches(target: Target, progress: Callable[[str, float], None], seconds: float) -> list[Times]:
-    """The times of probes in each batch, two batches at least."""
+    """The times of probes in each batch, a few batches at least."""
     progress("compile", 0.0)
     begin, batches = time.perf_counter(), list[Times]()
     net, probes = probe_program(target)
     x = np.zeros(1, np.int32)
     try:
-        while len(batches) < 2 or (time.perf_counter() - begin < seconds and not _agree(batches)):
+        while len(batches) < _LEAST_BATCHES or (time.perf_counter() - begin < seconds and not _agree(batches)):
             progress("measure", min((time.perf_counter() - begin) / seconds, 0.99))
             batches.append(_times(net.profile(x, runs=_RUNS).stamps_ns, probes))
     finally:
@@ -151,26 +153,26 @@ def _batches(target: Target, progress: Callable[[str, float], None], seconds: fl
 
 
 def _times(stamps_ns: np.ndarray, probes: Sequence[Probe]) -> Times:
-    """The mean of the launches in one call, as counters are coarse, without those that warm up; of the calls the least. Of those
-    behind others, which may find them done or not, the median."""
+    """The mean of the launches in one call, as counters are coarse, without those that warm up; of the calls the median. Of
+    those behind others, which may find them done or not, the median of all."""
     steps, found, at = np.diff(stamps_ns, axis=1), {}, 0
     for probe in probes:
         launched = steps[:, at : at + len(probe.sequence)][:, probe.counted]
-        found[probe.name] = float(np.median(launched) if probe.behind else launched.mean(axis=1).min()) / probe.amount
+        found[probe.name] = float(np.median(launched if probe.behind else launched.mean(axis=1))) / probe.amount
         at += len(probe.sequence)
     return found
 
 
 def _agree(batches: Sequence[Times]) -> bool:
-    """Whether the two fastest batches of each probe are equally fast."""
-    best, second = _fastest(batches)
-    return all(_apart(best[name], second[name]) <= _AGREEMENT for name in best)
+    """Whether the two middle batches of each probe are equally fast."""
+    times, slower = _middle(batches)
+    return all(_apart(times[name], slower[name]) <= _AGREEMENT for name in times)
 
 
-def _fastest(batches: Sequence[Times]) -> tuple[Times, Times]:
-    """The least times of each probe, and the least but one."""
-    ranked = {name: sorted(batch[name] for batch in batches) for name in batches[0]}
-    return {name: times[0] for name, times in ranked.items()}, {name: times[1] for name, times in ranked.items()}
+def _middle(batches: Sequence[Times]) -> tuple[Times, Times]:
+    """The median of the times of each probe, the lower of two, and the one above it."""
+    ranked, at = {name: sorted(batch[name] for batch in batches) for name in batches[0]}, (len(batches) - 1) // 2
+    return {name: times[at] for name, times in ranked.items()}, {name: times[at + 1] for name, times in ranked.items()}
 
 
 def _numbers(times: Times, row: Machine) -> dict[str, float]:

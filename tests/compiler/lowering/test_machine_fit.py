@@ -78,7 +78,7 @@ def test_no_core_is_so_fast() -> None:
 
 def test_what_differs_from_batch_to_batch_is_not_believed() -> None:
     refused = refusals(NUMBERS, EQUAL | {"wake_cycles": 0.4}, ZEN3)
-    assert refused == {"wake_cycles": "the two best estimates differ by 40%: other work took the cores"}
+    assert refused == {"wake_cycles": "the two middle estimates differ by 40%: other work took the cores"}
 
 
 def test_no_cache_is_faster_than_a_nearer_one() -> None:
@@ -109,3 +109,11 @@ def test_how_long_tiles_wait_is_beside_their_products() -> None:
     ns = dict.fromkeys((*RAPIDS.as_fit(), *l3_reads(RAPIDS)), 1.0) | {"ghz": 0.25, "tile_dot_cycles": 4.5}
     numbers = machine_fit._numbers(ns | {"tile_wake_cycles": 4.5 * LATE_PRODUCTS + 2000.0}, RAPIDS)
     assert numbers["tile_wake_cycles"] == pytest.approx(8000)
+
+
+def test_numbers_are_typical_ones() -> None:
+    """Neither what a rare quiet moment shows, nor what a neighbour took for a while: what most batches agree on."""
+    batches = [{"ghz": time} for time in (0.25, 0.4, 0.31, 0.3, 9.0)]
+    assert machine_fit._middle(batches) == ({"ghz": 0.31}, {"ghz": 0.4})
+    assert not machine_fit._agree(batches)
+    assert machine_fit._agree([*batches, {"ghz": 0.31}])
