@@ -26,7 +26,7 @@ _ENGINES = ("prefuse", "prefuse-bf16", "openvino", "openvino-bf16", *INT8_ENGINE
 _WITHIN = "prefuse-int8-within"
 _OURS = tuple(name for name in INT8_ENGINES if name.startswith("prefuse"))
 _WORST_ERROR = 1.1  # of ours, in units of the winner's
-_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
+_FEATURES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
 
 
 @dataclass(frozen=True, slots=True)

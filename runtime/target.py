@@ -22,6 +22,7 @@ _VNNI = ("avx512_vnni",)
 # Instruction-set levels of x86-64, lowest first, with the /proc/cpuinfo flags that each needs.
 _CPU_LEVELS: dict[str, tuple[str, ...]] = {
     "avx2": _AVX2,
+    "avxvnni": (*_AVX2, "avx_vnni"),  # without AVX-512: Alder Lake and what followed it, Sierra Forest
     "avx512": (*_AVX2, *_AVX512),
     "avx512vnni": (*_AVX2, *_AVX512, *_VNNI),
     "avx512bf16": (*_AVX2, *_AVX512, *_VNNI, "avx512_bf16"),
@@ -30,10 +31,17 @@ _CPU_LEVELS: dict[str, tuple[str, ...]] = {
 AMX_EMULATED = "amx-emulated"  # the kernels of "amx", its tiles computed in loops: how machines without it test them; slow
 # The kernels of "avx512bf16", compiled for AVX2: any machine of x86-64 tests them, with the results of the instructions; slow.
 BFLOAT16_EMULATED = "avx512bf16-emulated"
+VNNI_EMULATED = "avxvnni-emulated"  # the kernels of "avxvnni", in the same way
 # For each level that no user asks for, the features that its kernels are written for.
-_TEST_LEVELS = {AMX_EMULATED: _CPU_LEVELS["avx512"], BFLOAT16_EMULATED: _CPU_LEVELS["avx512bf16"]}
+_TEST_LEVELS = {
+    AMX_EMULATED: _CPU_LEVELS["avx512"],
+    BFLOAT16_EMULATED: _CPU_LEVELS["avx512bf16"],
+    VNNI_EMULATED: _CPU_LEVELS["avxvnni"],
+}
 _ASSUMED = _CPU_LEVELS | _TEST_LEVELS  # by kernels, by level
-_REQUIRED = _ASSUMED | {BFLOAT16_EMULATED: _AVX2}  # of the machine that runs them
+_REQUIRED = _ASSUMED | {BFLOAT16_EMULATED: _AVX2, VNNI_EMULATED: _AVX2}  # of the machine that runs them
+VNNI = "vnni"  # VPDPBUSD of the widest vectors: either of the features that have it
+_EITHER = {VNNI: ("avx512_vnni", "avx_vnni")}
 # Architectures of GPUs, as their makers write them: NVIDIA's compute capability, AMD's shader core.
 _GPU_LEVELS: dict[str, re.Pattern[str]] = {"cuda": re.compile(r"sm_\d{2,3}[af]?"), "rocm": re.compile(r"gfx[0-9a-f]{3,4}")}
 _SIMULATED = {"cuda-sim": ("cuda", "sm_90"), "rocm-sim": ("rocm", "gfx942")}  # kind, and level where none is named
@@ -67,9 +75,10 @@ class Target:
 
     @classmethod
     def parse(cls, text: str, threads: int | None = None) -> Target:
-        """Read "cpu" (the best level of this machine), "cpu:avx2", "cpu:avx512", "cpu:avx512vnni", "cpu:avx512bf16" or "cpu:amx",
-        optionally with ",threads=N" and ",machine=zen4"; or "cuda" (the first GPU of this machine), "cuda:sm_90", "rocm:gfx942"
-        and the like, or "cuda-sim" (kernels of sm_90 on the simulator), "cuda-sim:sm_80", "rocm-sim" (of gfx942).
+        """Read "cpu" (the best level of this machine), "cpu:avx2", "cpu:avxvnni", "cpu:avx512", "cpu:avx512vnni",
+        "cpu:avx512bf16" or "cpu:amx", optionally with ",threads=N" and ",machine=zen4"; or "cuda" (the first GPU of this
+        machine), "cuda:sm_90", "rocm:gfx942" and the like, or "cuda-sim" (kernels of sm_90 on the simulator), "cuda-sim:sm_80",
+        "rocm-sim" (of gfx942).
 
         "cpu" alone is for this very processor, with the numbers that `prefuse doctor --fit` measured where it did; with a level,
         programs are for any that has it, and costs are those of a generic core unless a machine is named.
@@ -136,8 +145,10 @@ class Target:
         return not self.is_gpu and self.machine.fitted(row.as_fit()) == row
 
     def has(self, flag: str) -> bool:
-        """Whether kernels for this target may use a CPU feature, by its name in /proc/cpuinfo, or what computes the same."""
-        return flag in _ASSUMED.get(self.level, ())
+        """Whether kernels for this target may use a CPU feature, by its name in /proc/cpuinfo or `VNNI`, or what computes the
+        same."""
+        assumed = _ASSUMED.get(self.level, ())
+        return any(one in assumed for one in _EITHER.get(flag, (flag,)))
 
     @property
     def has_tiles(self) -> bool:

@@ -127,8 +127,8 @@ _TARGET = click.option(
     "--target",
     default="cpu",
     show_default=True,
-    help="Compile for: cpu, cpu:avx2, cpu:avx512, cpu:avx512vnni, cpu:avx512bf16, cpu:amx, cuda, cuda:sm_90, rocm:gfx942; or for "
-    "GPUs that are simulated: cuda-sim, rocm-sim.",
+    help="Compile for: cpu, cpu:avx2, cpu:avxvnni, cpu:avx512, cpu:avx512vnni, cpu:avx512bf16, cpu:amx, cuda, cuda:sm_90, "
+    "rocm:gfx942; or for GPUs that are simulated: cuda-sim, rocm-sim.",
 )
 _EXACTNESS = (
     "How exactly to compute: float32-fast allows errors of 2e-5 relative to the norm of an output; bfloat16 and float16 "

@@ -40,7 +40,7 @@ _TOOLS = {
     "nvcc": "the CUDA toolkit",
     "ld.lld": "LLD, to compile for AMD GPUs",
 }
-_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
+_FLAGS = ("avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
 
 
 @dataclass(frozen=True, slots=True)

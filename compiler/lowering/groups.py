@@ -13,7 +13,7 @@ from ...kernels.formats.format import SMALL_PAIRS, Storage
 from ...kernels.groups.configuration import KEPT_TEMPLATE
 from ...kernels.groups.group import Group, Op
 from ...runtime.precision import Precision
-from ...runtime.target import Target
+from ...runtime.target import VNNI, Target
 from ..ir.aliases import view_root
 from ..ir.assignments.kept_template import kept_template
 from ..ir.assignments.node_precision import most_exact, precision_in
@@ -75,7 +75,7 @@ class GroupReader:
     def _formats(self, group: Group, node: ir.Node) -> dict[str, Storage]:
         """The storage of constant weights of int8 whose neighbours along k are small enough for the multiplication by pairs of
         bytes, on CPUs that have none for all."""
-        if self.target.is_gpu or self.target.has("avx512_vnni"):
+        if self.target.is_gpu or self.target.has(VNNI):
             return {}
         values = {str(value.name): value for value in node.inputs if value is not None}
         found: dict[str, Storage] = {}

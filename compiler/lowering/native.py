@@ -22,19 +22,20 @@ from ...kernels.expressions import ldexp
 from ...kernels.formats import bfloat16, bfloat16_emulation, digits, int8
 from ...kernels.microkernels import amx_emulation
 from ...runtime.errors import CompileError
-from ...runtime.target import AMX_EMULATED, BFLOAT16_EMULATED, Target
+from ...runtime.target import AMX_EMULATED, BFLOAT16_EMULATED, VNNI_EMULATED, Target
 from ...runtime.temporary_folder import temporary_folder, write_temporary
 
 C_CONVENTION = 1  # of tvm's CallingConv: other than its default, so that a function is left as it is
 _AMX = ("+amx-tile", "+amx-bf16", "+amx-int8")
 _LLVM: dict[str, dict[str, Any]] = {
     "avx2": {"mcpu": "x86-64-v3"},
+    "avxvnni": {"mcpu": "x86-64-v3", "mattr": ["+avxvnni"]},
     "avx512": {"mcpu": "x86-64-v4", "mattr": ["-prefer-256-bit"]},
     "avx512vnni": {"mcpu": "x86-64-v4", "mattr": ["-prefer-256-bit", "+avx512vnni"]},
     "avx512bf16": {"mcpu": "x86-64-v4", "mattr": ["-prefer-256-bit", "+avx512vnni", "+avx512bf16"]},
     "amx": {"mcpu": "x86-64-v4", "mattr": ["-prefer-256-bit", "+avx512vnni", "+avx512bf16", *_AMX]},
 }
-_LLVM[AMX_EMULATED], _LLVM[BFLOAT16_EMULATED] = _LLVM["avx512"], _LLVM["avx2"]
+_LLVM |= {AMX_EMULATED: _LLVM["avx512"], BFLOAT16_EMULATED: _LLVM["avx2"], VNNI_EMULATED: _LLVM["avx2"]}
 
 
 # LLVM would hoist the constants of an epilogue (exp has a dozen) out of the tile loops, into the registers that the product's

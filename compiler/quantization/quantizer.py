@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.target import Target
+from ...runtime.target import VNNI, Target
 from ..engines.random_inputs import random_inputs
 from ..ir.facts import KEPT_FLOAT_KEY, infer_facts
 from ..ir.matching import static_shape
@@ -168,7 +168,7 @@ def uncalibrated(model: ir.Model, target: Target) -> Calibrated:
 
 def wants_pairs(target: Target) -> bool:
     """Whether a target multiplies bytes fastest where pairs of weights are small: a CPU without dot products of bytes."""
-    return not target.is_gpu and not target.has("avx512_vnni")
+    return not target.is_gpu and not target.has(VNNI)
 
 
 def _left_recurrences(model: ir.Model) -> dict[str, str]:

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 from tvm import tirx
 from tvm.ir import Call, Op, PrimType, _ffi_api, register_op_attr
 
-from ...runtime.target import Target
+from ...runtime.target import VNNI, Target
 from . import int8
 
 Expr: TypeAlias = Any  # as in builder
@@ -100,15 +100,15 @@ class DigitUnit:
 
 def digit_unit(target: Target, bits: int) -> DigitUnit:
     """What a CPU multiplies weights of `bits` bits by digits with."""
-    if target.has("avx512_vnni"):
-        return DigitUnit("dot", 16)
+    if target.has(VNNI):
+        return DigitUnit("dot", target.vector_lanes)
     lanes = 16 if target.has("avx512bw") else 8
     return DigitUnit("pairs" if bits <= _NARROW_BITS else "wide", lanes)
 
 
 def llvm_functions(target: Target) -> str:
     """The functions that kernels for a target call."""
-    if target.has("avx512_vnni"):
+    if target.has(VNNI):
         return ""
     wide = _functions(16, "avx512.pmaddubs.w.512", "avx512.pmaddw.d.512") if target.has("avx512bw") else ""
     return _functions(8, "avx2.pmadd.ub.sw", "avx2.pmadd.wd") + wide

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from ...runtime.hardware.machine import Machine
 from ...runtime.plan import TensorType
-from ...runtime.target import Target
+from ...runtime.target import VNNI, Target
 
 # FMAs of vectors, dot products (VDPBF16PS, VPDPBUSD), the same of 16-bit integers (VPMADDWD) and of pairs of bytes that 16 bits
 # hold (VPMADDUBSW), AMX tiles (TDPBF16PS, TDPBUSD, TDPBSSD).
@@ -54,8 +54,8 @@ class Format:
     One operation of `unit` takes `k_pack` neighbours along k. Those of `b`, and of `a` where they fill 32 bits, are loaded as one
     32-bit word, the first in the lowest bits (VNNI layout). A sum of more than `longest_chain` operations is made of partial sums
     over blocks of k; None: never, as sums are exact. With AMX an operand of floats is the sum of `terms` bfloat16 numbers.
-    `feature`: what the CPU must have; `registers`: vectors that a multiply-add needs beside its sum and its factors. What is read
-    of `a` is its number plus `offset`.
+    `feature`: what the CPU must have (`Target.has`); `registers`: vectors that a multiply-add needs beside its sum and its
+    factors. What is read of `a` is its number plus `offset`.
     """
 
     name: str
@@ -120,12 +120,12 @@ BF16X1 = Format("bf16x1", _BFLOAT16, _BFLOAT16, "float32", "tile", 2, terms=1)
 BF16X2 = Format("bf16x2", _FLOAT32, _FLOAT32, "float32", "tile", 2, terms=2)
 BF16X3 = Format("bf16x3", _FLOAT32, _FLOAT32, "float32", "tile", 2, terms=3)
 _UINT8, _INT8 = Storage("uint8"), Storage("int8")
-U8_DOT = Format("u8*s8 dot", _UINT8, _INT8, "int32", "dot", 4, None, feature="avx512_vnni")
+U8_DOT = Format("u8*s8 dot", _UINT8, _INT8, "int32", "dot", 4, None, feature=VNNI)
 SMALL_PAIRS = Storage("int8", keeps_pairs=True)
 U8_PAIRS = Format("u8*s8 pairs", _UINT8, SMALL_PAIRS, "int32", "pairs", 4, None, registers=5)
 S8_PAIRS = Format("s8*s8 pairs", _INT8, SMALL_PAIRS, "int32", "pairs", 4, None, registers=5, offset=128)
 U8_MADD = Format("u8*s8 madd", _UINT8, _INT8, "int32", "madd", 4, None, registers=4)
-S8_DOT = Format("s8*s8 dot", _INT8, _INT8, "int32", "dot", 4, None, feature="avx512_vnni", offset=128)
+S8_DOT = Format("s8*s8 dot", _INT8, _INT8, "int32", "dot", 4, None, feature=VNNI, offset=128)
 S8_MADD = Format("s8*s8 madd", _INT8, _INT8, "int32", "madd", 4, None, registers=4, offset=128)
 U8_TILE = Format("u8*s8 tile", _UINT8, _INT8, "int32", "tile", 4, None)
 S8_TILE = Format("s8*s8 tile", _INT8, _INT8, "int32", "tile", 4, None)

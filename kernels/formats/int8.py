@@ -1,8 +1,8 @@
 """Dot products of 8-bit integers. A "word" is a 32-bit lane with four of them, the first in its lowest byte (VNNI layout).
 
 A multiply-add of words is s + a0 * b0 + ... + a3 * b3 in 32 bits, modulo 2^32, `a` unsigned and `b` signed: one instruction where
-the CPU has AVX512_VNNI (VPDPBUSD). Elsewhere bytes are widened to 16 bits, even ones and odd ones, and VPMADDWD adds up the
-products of each in 32 bits. Both are exact. VPMADDUBSW, which takes bytes, saturates sums of 16 bits: it is exact where
+the CPU has AVX512_VNNI or AVX_VNNI (VPDPBUSD). Elsewhere bytes are widened to 16 bits, even ones and odd ones, and VPMADDWD adds
+up the products of each in 32 bits. Both are exact. VPMADDUBSW, which takes bytes, saturates sums of 16 bits: it is exact where
 neighbours in `b` are small enough (`pairs`).
 
 TVM cannot write these instructions, so they are called through functions of LLVM IR, which are inlined.
@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 from tvm import tirx
 from tvm.ir import Call, Op, PrimType, _ffi_api, register_op_attr
 
-from ...runtime.target import BFLOAT16_EMULATED, Target
+from ...runtime.target import BFLOAT16_EMULATED, VNNI, VNNI_EMULATED, Target
 
 Expr: TypeAlias = Any  # as in builder
 
-_DOT, _DOT_LANES = "tirx.prefuse_int8_dot", 16
-_DOT_FUNCTION = "prefuse_int8_dot"
+_DOT = "tirx.prefuse_int8_dot"
+_DOT_FUNCTION, _DOT_LANES = "prefuse_int8_dot", (8, 16)
 _MADD = "tirx.prefuse_int8_madd"
 _MADD_FUNCTION, _MADD_LANES = "prefuse_int8_madd", (8, 16)
 _PAIRS = "tirx.prefuse_int8_pairs"
@@ -33,7 +33,7 @@ _SIGN_BITS = -0x7F7F7F80  # the highest bit of each byte of a word
 
 def llvm_functions(target: Target) -> str:
     """The functions that kernels for a target call. Where its instructions are only imitated, so are they."""
-    is_emulated = target.level == BFLOAT16_EMULATED
+    is_emulated = target.level in (BFLOAT16_EMULATED, VNNI_EMULATED)
     has_words = target.has("avx512bw") and not is_emulated
     madds = [
         _WORD_LOAD,
@@ -44,9 +44,11 @@ def llvm_functions(target: Target) -> str:
         if has_words
         else _loose_function(f"{_PAIRS_FUNCTION}_16", 16),
     ]
-    if not target.has("avx512_vnni"):
+    if not target.has(VNNI):
         return "".join(madds)
-    return "".join(madds) + (_loose_dot() if is_emulated else _DOT_INSTRUCTION)
+    widest = 0 if is_emulated else target.vector_lanes  # levels with AVX512_VNNI have AVX512VL, and so both
+    made = {lanes: _dot_function if lanes <= widest else _loose_dot for lanes in _DOT_LANES}
+    return "".join((*madds, *(make(lanes) for lanes, make in made.items())))
 
 
 _WORD_LOAD = f"""
@@ -55,13 +57,17 @@ define i32 @{_WORD_FUNCTION}(ptr %p) alwaysinline {{
   ret i32 %r
 }}"""
 
-_DOT_INSTRUCTION = f"""
-declare <16 x i32> @llvm.x86.avx512.vpdpbusd.512(<16 x i32>, <64 x i8>, <64 x i8>)
-define <16 x i32> @{_DOT_FUNCTION}(<16 x i32> %sums, <16 x i32> %a, <16 x i32> %b) alwaysinline {{
-  %x = bitcast <16 x i32> %a to <64 x i8>
-  %y = bitcast <16 x i32> %b to <64 x i8>
-  %r = call <16 x i32> @llvm.x86.avx512.vpdpbusd.512(<16 x i32> %sums, <64 x i8> %x, <64 x i8> %y)
-  ret <16 x i32> %r
+
+def _dot_function(lanes: int) -> str:
+    """One VPDPBUSD: LLVM calls that of AVX_VNNI by the name of AVX512_VNNI's."""
+    words, bytes_, instruction = f"<{lanes} x i32>", f"<{4 * lanes} x i8>", f"@llvm.x86.avx512.vpdpbusd.{32 * lanes}"
+    return f"""
+declare {words} {instruction}({words}, {bytes_}, {bytes_})
+define {words} @{_DOT_FUNCTION}_{lanes}({words} %sums, {words} %a, {words} %b) alwaysinline {{
+  %x = bitcast {words} %a to {bytes_}
+  %y = bitcast {words} %b to {bytes_}
+  %r = call {words} {instruction}({words} %sums, {bytes_} %x, {bytes_} %y)
+  ret {words} %r
 }}"""
 
 
@@ -134,8 +140,8 @@ def _loose_madd(lanes: int) -> str:
     return _loose_function(f"{_MADD_FUNCTION}_{lanes}", lanes)
 
 
-def _loose_dot() -> str:
-    return _loose_function(_DOT_FUNCTION, _DOT_LANES)
+def _loose_dot(lanes: int) -> str:
+    return _loose_function(f"{_DOT_FUNCTION}_{lanes}", lanes)
 
 
 def word_at(buffer: Any, offset: Expr) -> Expr:
@@ -189,9 +195,10 @@ def _emulated(call: Any, lanes: int) -> Expr:
 
 def _lower_dot(call: Any) -> Expr:
     """TVM asks this for each multiply-add when its loops are vectors: whole registers have the instruction."""
-    if call.ty.dtype.lanes != _DOT_LANES:
-        return _emulated(call, call.ty.dtype.lanes)
-    return tirx.call_pure_extern(call.ty, _DOT_FUNCTION, *call.args)
+    lanes = call.ty.dtype.lanes
+    if lanes not in _DOT_LANES:
+        return _emulated(call, lanes)
+    return tirx.call_pure_extern(call.ty, f"{_DOT_FUNCTION}_{lanes}", *call.args)
 
 
 def _lower_madd(call: Any) -> Expr:

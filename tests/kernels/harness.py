@@ -28,7 +28,7 @@ from prefuse.kernels.template.contract import BuiltKernel, Planner, Refusal
 from prefuse.runtime.cpu_device import configure_pool
 from prefuse.runtime.hardware import tile_state
 from prefuse.runtime.plan import TensorType
-from prefuse.runtime.target import BFLOAT16_EMULATED, Target
+from prefuse.runtime.target import BFLOAT16_EMULATED, VNNI_EMULATED, Target
 from prefuse.tests.sample import dealt
 from tvm import tirx
 from tvm.ir import Call, GlobalVar, PrimType
@@ -38,6 +38,7 @@ from .race_detector import RaceDetector, read_back
 
 POISON = 0xAB
 LEVELS = ("avx2", "avx512")
+_EMULATED = {"avx512bf16": BFLOAT16_EMULATED, "avxvnni": VNNI_EMULATED}
 _MANY = 4  # cases of a test, from which on some rest
 OPSET = 23
 _ONNX_TYPES = {np.dtype(ml_dtypes.bfloat16): onnx.TensorProto.BFLOAT16}
@@ -46,11 +47,11 @@ _ONNX_TYPES = {np.dtype(ml_dtypes.bfloat16): onnx.TensorProto.BFLOAT16}
 def target_of(level: str, threads: int = 2) -> Target:
     """A target of this machine; the test is skipped, naming what lacks, where the CPU cannot run it.
 
-    Kernels of AVX512_BF16 run with their instructions emulated where the CPU lacks these.
+    Kernels of AVX512_BF16 and AVX_VNNI run with their instructions emulated where the CPU lacks these.
     """
     target = Target("cpu", level, threads)
-    if level == "avx512bf16" and target.missing_features():
-        target = Target("cpu", BFLOAT16_EMULATED, threads)
+    if level in _EMULATED and target.missing_features():
+        target = Target("cpu", _EMULATED[level], threads)
     _skip_unless_it_runs(target)
     if level == "amx" and (refusal := tile_state.refusal()):
         pytest.skip(f"no AMX tiles for this process: {refusal}")

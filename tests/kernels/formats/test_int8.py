@@ -10,12 +10,14 @@ import pytest
 import torch
 from prefuse.kernels.groups.group import Group, Op
 from prefuse.runtime.plan import TensorType
+from prefuse.runtime.target import Target
 from torch.nn import functional
 
+from ..codegen.test_registers import assembly_of
 from ..convolution.channels_last_cases import channels_last
 from ..harness import Case, check_in_turn, type_of
 
-LEVELS = ("avx2", "avx512", "avx512vnni", "avx512bf16-emulated")
+LEVELS = ("avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16-emulated")
 rng = np.random.default_rng(8)
 
 
@@ -111,6 +113,24 @@ def test_transposed_convolutions(dtype: str, zero: int | None, level: str) -> No
         one = transposed_case(dtype, zero, *shape)
         cases += [one, channels_last(one, template="transposed_convolution_channels_last")]
     check_in_turn(cases, level, LEVELS)
+
+
+def test_vectors_of_eight_words_without_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AVX_VNNI has the instruction in the encoding of AVX; it is what "cpu" means where there is no AVX-512."""
+    flags = frozenset(["avx2", "fma", "f16c", "bmi2", "avx_vnni"])
+    monkeypatch.setattr("prefuse.runtime.target.host_cpu_flags", lambda: flags)
+    target = Target.parse("cpu", threads=1)
+    assert target.level == "avxvnni"
+    assert (target.vector_lanes, target.missing_features()) == (8, ())
+    assert Target("cpu", "avx2", 1).missing_features() == ()
+    assert "avx512f" in Target("cpu", "avx512vnni", 1).missing_features()
+    a, b = extremes("uint8", 33, 77), extremes("int8", 77, 50)
+    group = case_of("MatMul", a, b, None, a.astype(np.int64) @ b.astype(np.int64)).group
+    assembly = assembly_of(group, target, "matmul")
+    dots = [line for line in assembly if "vpdpbusd" in line]
+    assert dots
+    assert all("{vex}" in line for line in dots)
+    assert not any("%zmm" in line or "vpmaddwd" in line for line in assembly)
 
 
 def transposed_case(dtype: str, zero: int | None, channels: int, outputs: int, *window: int) -> Case:

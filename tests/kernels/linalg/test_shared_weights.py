@@ -74,13 +74,13 @@ def test_bfloat16_on_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint4"])
-@pytest.mark.parametrize("level", ["avx2", "avx512vnni"])
+@pytest.mark.parametrize("level", ["avx2", "avxvnni", "avx512vnni"])
 def test_integers(dtype: str, level: str) -> None:
     for k, n, block in ((300, 40, 0), (77, 33, 16), (512, 20, 256)):
         inputs = [rng.standard_normal((rows, k)).astype(np.float32) for rows in ROWS]
         cases = [shared(case_of(x, dtype, n, block, has_zero=bool(block), is_turned=True)) for x in inputs]
         assert len(packs_of(cases, target_of(level))) == 1
-        check(in_turn(cases, level, ("avx2", "avx512vnni")), target_of(level))
+        check(in_turn(cases, level, ("avx2", "avxvnni", "avx512vnni")), target_of(level))
 
 
 def embedding(table: dict[str, np.ndarray], expected: np.ndarray, tokens: np.ndarray, ops: tuple[Op, ...]) -> Case:

@@ -24,7 +24,7 @@ from ..symbolic import Dim, Domain, built_for, run_at, sized
 
 THREE = ("fixed_point_matmul", "dequantized_matmul", "dequantized_rows")
 TILES = ("fixed_point_tiles",)
-TEMPLATES = dict.fromkeys(("avx2", "avx512", "avx512vnni"), THREE) | {"amx-emulated": TILES}
+TEMPLATES = dict.fromkeys(("avx2", "avxvnni", "avx512", "avx512vnni"), THREE) | {"amx-emulated": TILES}
 DOT = DigitUnit("dot", 16)
 rng = np.random.default_rng(17)
 
@@ -111,7 +111,7 @@ def test_surroundings(level: str) -> None:
     check(by_template(in_turn(cases, level, tuple(TEMPLATES)), level), target_of(level))
 
 
-@pytest.mark.parametrize(("level", "template"), [*product(("avx2",), THREE), ("avx512vnni", THREE[0])])
+@pytest.mark.parametrize(("level", "template"), [*product(("avx2",), THREE), ("avxvnni", THREE[0]), ("avx512vnni", THREE[0])])
 @pytest.mark.parametrize(("dtype", "block"), [("int8", 0), ("uint4", 32)])
 def test_one_kernel_serves_all_numbers_of_rows(dtype: str, block: int, level: str, template: str) -> None:
     target, domain = target_of(level), Domain((Dim("T", 1, 200),), {"T": 64})
@@ -186,6 +186,7 @@ def test_unusual_rows(level: str) -> None:
     [
         (1, "avx512vnni", THREE[0]),
         (8, "avx512vnni", THREE[0]),
+        (1, "avxvnni", THREE[0]),
         (1, "avx2", THREE[0]),
         (8, "avx2", THREE[2]),
         (512, "avx2", THREE[1]),

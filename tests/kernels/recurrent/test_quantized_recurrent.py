@@ -22,7 +22,7 @@ from ..harness import Case, check, check_in_turn, run, target_of
 from .test_recurrent import GATES, Arrays, operands, runtime, without
 from .test_recurrent import case as float_case
 
-LEVELS = ("avx2", "avx512", "avx512vnni")
+LEVELS = ("avx2", "avxvnni", "avx512", "avx512vnni")
 GATES_ALONE, ROUNDED = 1e-4, 4e-2
 
 
@@ -111,7 +111,7 @@ def test_steps(op: str, level: str) -> None:
     check_in_turn(cases, level, LEVELS)
 
 
-@pytest.mark.parametrize("level", ["avx2", "avx512vnni"])
+@pytest.mark.parametrize("level", ["avx2", "avxvnni", "avx512vnni"])
 def test_nan_and_infinity_stay_in_their_rows(level: str) -> None:
     arrays = without(operands("GRU", 3, 4, 5, 19), "lengths")
     expected = [value.copy() for value in runtime("GRU", dequantized(arrays))]
