@@ -14,7 +14,7 @@ import prefuse
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prefuse.passes.plan.packing import Block, Packing, lower_bound, pack
+from prefuse.passes.plan.packing import Block, Packing, exact, lower_bound, pack
 from prefuse.passes.plan.packing.check import packing_faults
 from prefuse.passes.plan.packing.exact import Fitting, Problem
 from prefuse.passes.plan.packing.instance import Instance
@@ -195,3 +195,38 @@ def test_equal_blocks_are_packed_equally() -> None:
 def test_what_cannot_be_packed_is_refused(blocks: list[Block], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pack(blocks, 4)
+
+
+def tiled(count: int, seed: int) -> list[Block]:
+    """Blocks that fill a rectangle of 64 moments and 4,096 bytes: rectangles are cut in two until there are so many."""
+    rng = np.random.default_rng(seed)
+    tiles = [(0, 64, 0, 4096)]
+    while len(tiles) < count:
+        areas = np.array([(upper - lower) * (end - start) for lower, upper, start, end in tiles], float)
+        lower, upper, start, end = tile = tiles.pop(int(rng.choice(len(tiles), p=areas / areas.sum())))
+        if upper - lower > 1 and (rng.random() < 0.5 or end - start < 2):
+            cut = int(rng.integers(lower + 1, upper))
+            tiles += [(lower, cut, start, end), (cut, upper, start, end)]
+        elif end - start > 1:
+            cut = int(rng.integers(start + 1, end))
+            tiles += [(lower, upper, start, cut), (lower, upper, cut, end)]
+        else:
+            tiles.append(tile)
+    return [Block(lower, upper, end - start) for lower, upper, start, end in tiles]
+
+
+def test_search_is_the_same_where_rows_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many blocks the search computes what it keeps of few, and tests candidates one by one, not all of a node."""
+
+    def searched(seed: int) -> tuple[int, list[int] | None]:
+        instance = Instance(tiled(50, seed))
+        fitting = Fitting(Problem(instance), instance.bound)
+        offsets = fitting.run(400)
+        return fitting.nodes, None if offsets is None else offsets.tolist()
+
+    before = [searched(seed) for seed in range(12)]
+    assert any(offsets is None for _, offsets in before)
+    assert any(nodes > 60 and offsets is not None for nodes, offsets in before)
+    monkeypatch.setattr(exact, "_MOST_DENSE", 0)
+    monkeypatch.setattr(exact, "_TESTED", 1)
+    assert [searched(seed) for seed in range(12)] == before
