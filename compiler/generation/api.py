@@ -108,7 +108,7 @@ def _programs_of_module(model: torch.nn.Module, given: _Request) -> dict[int, Co
     assert isinstance(net, SpecializedModel)
     examples = {
         count: (torch.zeros(given.batch, count, dtype=torch.int64), torch.zeros(given.batch, dtype=torch.int64))
-        for count in given.counts
+        for count in ([1] if step.is_recurrent else given.counts)
     }
     return {count: given.single(net.specialize(*arguments)) for count, arguments in examples.items()}
 

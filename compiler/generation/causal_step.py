@@ -1,18 +1,21 @@
-"""A causal language model of `transformers` as a module that takes some tokens a call and keeps what attention needs of them."""
+"""A causal language model of `transformers` as a module that takes some tokens a call and keeps what it needs of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from math import isnan
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import DummyLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from ...runtime.errors import OptionError, UnsupportedModelError
+from ...runtime.generation.session import RECURRENT
+from .caches import Caches, Kept, LastRows, Rows, RowsAndStates, States, kept_by
 from .check import relative_error
 
 ROWS_STEP = 64  # rows of a cache are a multiple: attention looks at that many keys at a time
@@ -26,7 +29,8 @@ class CausalStep(nn.Module):
     Keys and values of every layer, [batch, heads, rows, width], and how many tokens there are in them, `length` [batch], are
     buffers. Each sequence has places of its own: its tokens are written from `length` on. Tokens beyond its count are written
     to the last row, which nothing else uses, and move nothing; a sequence with a count of 0 stays as it is, and its logits mean
-    nothing.
+    nothing. Recurrent states are buffers, too, zeros for a sequence without tokens, whatever is in the memory. A model with such
+    (`is_recurrent`) takes one token a call: more of them would have to be of every sequence.
 
     Where `is_left_padded`, the model is given copies of the caches whose last row is that of the last token, and a mask of what
     is before the first: for models that place keys by counting from their end, not by masks and positions.
@@ -38,46 +42,84 @@ class CausalStep(nn.Module):
         """`max_tokens`: that a sequence may have in all.
 
         Raises:
-            UnsupportedModelError: the model keeps something else than keys and values, or has no linear layer for its logits.
+            UnsupportedModelError: the model keeps something else than keys, values and states, or has no layer for its logits.
         """
         super().__init__()
         self.model = model
         self.max_tokens, self.is_left_padded = max_tokens, is_left_padded
         self.rows = (max_tokens + ROWS_STEP) // ROWS_STEP * ROWS_STEP  # one more than tokens, at least
         self.register_buffer("length", torch.zeros(batch, dtype=torch.int64))
-        self.shapes = _layer_shapes(model)
-        for number, (keys, values) in enumerate(self.shapes):
-            for name, like in (("keys", keys), ("values", values)):
+        self.kept = kept_by(model)
+        self.is_recurrent = any(one.windows or one.states for one in self.kept)
+        for layer, kept in enumerate(self.kept):
+            for name, like in zip(("keys", "values"), kept.rows or (), strict=False):
                 shape = (batch, like.shape[1], self.rows, like.shape[3])
-                self.register_buffer(f"{name}{number}", torch.zeros(shape, dtype=like.dtype))
+                self.register_buffer(f"{name}{layer}", torch.zeros(shape, dtype=like.dtype))
+            for name, like in _states_of(kept, layer):
+                self.register_buffer(name, torch.zeros((batch, *like.shape[1:]), dtype=like.dtype))
+        parameters = signature(model.forward).parameters
+        self._cache_name = "past_key_values" if "past_key_values" in parameters else "cache_params"
+        self._has_positions = "position_ids" in parameters
 
     def forward(self, tokens: Tensor, counts: Tensor) -> Tensor:
         number = torch.arange(tokens.shape[1])
         places = self.length[:, None] + number
         is_real = number < counts[:, None]
         rows = torch.where(is_real, places, self.rows - 1)
-        kept = [(self.get_buffer(f"keys{layer}"), self.get_buffer(f"values{layer}")) for layer in range(len(self.shapes))]
-        positions, starts = places.clamp(max=self.max_tokens - 1), self.length
-        mask, layers = None, [_Rows(keys, values, rows) for keys, values in kept]
+        starts, mask, seen = self.length, None, None
         if getattr(self.model.config, "alibi", False):  # a bias by the places of keys, for which a mask counts them
             mask = torch.ones(len(tokens), self.rows, dtype=torch.int64)
         if self.is_left_padded:
             before = self.max_tokens - tokens.shape[1]
             seen = torch.arange(self.max_tokens) - before + self.length[:, None]
             mask, starts = (seen >= 0).to(torch.int64), torch.full_like(self.length, before)
-            layers = [_LastRows(keys, values, rows, seen % self.rows) for keys, values in kept]
+        positions = {"position_ids": places.clamp(max=self.max_tokens - 1)} if self._has_positions else {}
+        states = self._states()
+        caches = Caches([self._layer(layer, rows, seen, states) for layer in range(len(self.kept))], starts)
         last = (counts - 1).clamp(min=0)
         with _masks_by_position(), _last_row_alone(self.model, last if tokens.shape[1] > 1 else None):
-            result = self.model(
-                input_ids=tokens,
-                position_ids=positions,
-                attention_mask=mask,
-                past_key_values=_Caches(layers, starts),
-                use_cache=True,
-            )
+            result = self.model(input_ids=tokens, attention_mask=mask, use_cache=True, **positions, **{self._cache_name: caches})
+        for name, state in states.items():
+            kept = self.get_buffer(name)
+            kept.copy_(torch.where(_like(counts > 0, kept), state, kept))
         self.length.copy_(self.length + counts)
         logits: Tensor = result.logits
         return logits.reshape(len(tokens), -1).float()
+
+    def _states(self) -> dict[str, Tensor]:
+        """Copies of all recurrent states by the names of their buffers, for the model's code to change."""
+        names = [name for layer, kept in enumerate(self.kept) for name, _ in _states_of(kept, layer)]
+        kept = {name: self.get_buffer(name) for name in names}
+        zero = torch.zeros(())
+        return {name: torch.where(_like(self.length > 0, state), state, zero.to(state.dtype)) for name, state in kept.items()}
+
+    def _layer(self, layer: int, rows: Tensor, seen: Tensor | None, states: dict[str, Tensor]) -> object:
+        kept = self.kept[layer]
+        of_kinds = [
+            {number: states[_state_name(kind, layer, number)] for number in like}
+            for kind, like in (("window", kept.windows), ("state", kept.states))
+        ]
+        if kept.rows is None:
+            return States(*of_kinds) if any(of_kinds) else DummyLayer()
+        memory = self.get_buffer(f"keys{layer}"), self.get_buffer(f"values{layer}")
+        if any(of_kinds):
+            return RowsAndStates(*memory, rows, *of_kinds)
+        return Rows(*memory, rows) if seen is None else LastRows(*memory, rows, seen % self.rows)
+
+
+def _states_of(kept: Kept, layer: int) -> list[tuple[str, Tensor]]:
+    """The buffers of a layer's recurrent states, and what they are like."""
+    kinds = (("window", kept.windows), ("state", kept.states))
+    return [(_state_name(kind, layer, number), like) for kind, of in kinds for number, like in of.items()]
+
+
+def _state_name(kind: str, layer: int, number: int) -> str:
+    return f"{RECURRENT}{kind}{layer}_{number}"
+
+
+def _like(of_sequences: Tensor, state: Tensor) -> Tensor:
+    """[batch] with as many dimensions as a state."""
+    return of_sequences.reshape(-1, *[1] * (state.ndim - 1))
 
 
 def fitting_step(model: nn.Module, batch: int, max_tokens: int) -> CausalStep:
@@ -91,6 +133,8 @@ def fitting_step(model: nn.Module, batch: int, max_tokens: int) -> CausalStep:
         check_step(step)
         return step
     except UnsupportedModelError as error:
+        if step.is_recurrent:
+            raise
         other = CausalStep(model, batch, max_tokens, is_left_padded=True).eval()
         try:
             check_step(other)
@@ -115,8 +159,11 @@ def check_step(step: CausalStep) -> None:
     name, fix = type(step.model).__name__, "give a model whose attention goes by masks and positions, as most of transformers"
     try:
         with torch.no_grad():
-            if count:
+            if count and not step.is_recurrent:
                 step(prompt, torch.full((rows,), count))
+            for number in range(count if step.is_recurrent else 0):
+                for counts in (torch.zeros(rows), torch.ones(rows)):  # the first of which moves nothing
+                    step(prompt[:, number : number + 1], counts.to(torch.int64))
             found = step(tokens[count:].expand(rows, 1), torch.ones(rows, dtype=torch.int64))
             expected = step.model(input_ids=tokens[None]).logits[:, -1].float()
     except (RuntimeError, TypeError, ValueError, IndexError) as error:  # of the model's own code
@@ -143,69 +190,6 @@ def _check_last_position(step: CausalStep) -> None:
         raise OptionError("max_tokens", f"{step.max_tokens} given, and the model has no position {last}", fix) from None
     except (RuntimeError, TypeError, ValueError):
         return
-
-
-class _Rows(CacheLayerMixin):  # type: ignore[misc]  # transformers has no types
-    """Keys and values of one layer; new ones are written to `rows` [batch, T]."""
-
-    is_compileable = True
-    is_sliding = False
-
-    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor) -> None:
-        super().__init__()
-        self.keys, self.values, self.is_initialized = keys, values, True
-        self._rows = rows
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise AssertionError("its memory is given")
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-        for cache, new in ((self.keys, key_states), (self.values, value_states)):
-            cache.scatter_(2, self._rows[:, None, :, None].expand(new.shape), new)
-        return self.keys, self.values
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.keys.shape[2], 0
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_max_length(self) -> int:
-        return int(self.keys.shape[2])
-
-
-class _LastRows(_Rows):
-    """The same, of which attention gets the rows `seen` [batch, keys] alone: the last of them those of the new tokens."""
-
-    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, seen: Tensor) -> None:
-        super().__init__(keys, values, rows)
-        self._seen = seen
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-        super().update(key_states, value_states)
-        index = self._seen[:, None, :, None]
-        keys, values = (cache.gather(2, index.expand(*cache.shape[:2], -1, cache.shape[3])) for cache in (self.keys, self.values))
-        return keys, values
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._seen.shape[1], 0
-
-    def get_seq_length(self) -> int:
-        return self._seen.shape[1] - self._rows.shape[1]
-
-    def get_max_length(self) -> int:
-        return self._seen.shape[1]
-
-
-class _Caches(Cache):  # type: ignore[misc]
-    """Caches whose sequences begin at places of their own: `starts` [batch]."""
-
-    def __init__(self, layers: list[CacheLayerMixin], starts: Tensor) -> None:
-        super().__init__(layers=layers)
-        self._starts = starts
-
-    def get_query_offset(self, layer_idx: int = 0) -> Tensor:
-        return self._starts
 
 
 @contextmanager
@@ -263,18 +247,3 @@ def _last_row_alone(model: nn.Module, last: Tensor | None) -> Iterator[None]:
         yield
     finally:
         hook.remove()
-
-
-def _layer_shapes(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values that the model keeps of one token, layer by layer."""
-    name = type(model).__name__
-    if getattr(model, "get_output_embeddings", lambda: None)() is None:
-        fix = "give a causal language model of transformers, such as GPT2LMHeadModel, or an ONNX decoder"
-        raise UnsupportedModelError(name, "no causal language model of transformers, which has a layer for its logits", fix)
-    with torch.no_grad():
-        kept = getattr(model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=True), "past_key_values", None)
-    layers = getattr(kept, "layers", ())
-    found = [(layer.keys, layer.values) for layer in layers if getattr(layer, "keys", None) is not None]
-    if not found or len(found) != len(layers) or any(keys.ndim != 4 for keys, _ in found):
-        raise UnsupportedModelError(name, "it keeps something else than keys and values of its tokens", "only attention is taken")
-    return found

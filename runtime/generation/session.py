@@ -26,6 +26,7 @@ from .request import Choice, Stop, Stream, Tokens, choice_of, has_no_rows, promp
 Table: TypeAlias = "ctypes.Array[ctypes.c_int64]"  # of addresses
 
 LENGTH = "length"  # the state of the programs that says how many tokens of each sequence are in the caches
+RECURRENT = "recurrent_"  # what the names of states begin with that each token changes whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Session:
         self._library = library
         first = programs[1].context()
         self._states = first.states
+        self._recurrent = [name for name in self._states if name.startswith(RECURRENT)]
         contexts = {count: first if count == 1 else program.context_of(self._states) for count, program in programs.items()}
         self._readers = [_reader(batch, count, context) for count, context in sorted(contexts.items())]
         self._logits = np.zeros((batch, vocabulary), np.float32)
@@ -107,12 +109,15 @@ class Session:
                 raise InputError("stream", f"{stream!r} cannot be called", "give a function of the new tokens")
             if is_empty:
                 return np.empty((0, int(n)), np.int64)
-            before = self.length, [list(row) for row in self._waiting]
             self._check_room(prompts, int(n))
+            before = self.length, [list(row) for row in self._waiting]
+            recurrent = {name: self._states[name] for name in self._recurrent}
             try:
                 return self._generate(prompts, int(n), choice, stream)
             except BaseException:
                 self._go_back(*before)
+                for name, state in recurrent.items():
+                    self._states[name] = state
                 raise
 
     @property
@@ -128,14 +133,20 @@ class Session:
     def rewind(self, length: Sequence[int] | np.ndarray, waiting: Sequence[Sequence[int]]) -> None:
         """Go back, or on, to texts of `length` tokens in the caches, as they are there, and `waiting` ones after them.
 
+        Recurrent states are of the last token alone: with them a text begins anew, or stays.
+
         Raises:
-            InputError: there is no room for so many, or no such token; or another thread uses the session.
+            InputError: there is no room for so many, or no such token; another thread uses the session; or recurrent states
+                cannot go there.
         """
         with self._held():
             lengths = np.asarray(length)
             is_inside = lengths.dtype.kind == "i" and bool(((lengths >= 0) & (lengths <= self._max_tokens)).all())
             if lengths.shape != (self._batch,) or not is_inside:
                 raise InputError("length", f"{length!r} given", f"give {self._batch} numbers from 0 to {self._max_tokens}")
+            if self._recurrent and ((lengths != 0) & (lengths != self.length)).any():
+                fix = f"give 0, or the lengths that there are ({self.length.tolist()}), or save the session before"
+                raise InputError("length", "the model's recurrent states are those of its last token", fix)
             rows = prompts_of([list(row) for row in waiting], self._batch, self._vocabulary)
             self._go_back(lengths.astype(np.int64), rows)
 
@@ -165,7 +176,7 @@ class Session:
         A model may look at forgotten rows, whose weight is 0, as numbers: NaN would stay there, which logits tell.
         """
         if self._has_nan or np.isnan(self._logits).any():
-            for name in self._states.keys() - {LENGTH}:
+            for name in self._states.keys() - {LENGTH, *self._recurrent}:  # the last of which programs empty
                 cache = self._states[name]
                 for sequence, first in zip(cache, length.tolist(), strict=True):
                     sequence[:, first:] = 0

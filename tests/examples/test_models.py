@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnxruntime
 import pytest
 import torch
-from prefuse.examples.models import MODELS, Inputs
+from prefuse.examples.models import MODELS, Inputs, export_onnx
 from prefuse.tests.models.exports import Exports
 from torch import Tensor, nn
 
@@ -85,3 +87,25 @@ def test_onnx_runtime_agrees_with_torch(name: str, exports: Exports) -> None:
     for actual, expected in zip(session.run(None, export.inputs), run(module, inputs), strict=True):
         assert actual.shape == expected.shape
         assert relative_error(actual, expected.numpy()) < 2e-6
+
+
+class _Windows(nn.Module):
+    """Attention within windows: queries, keys and values of five dimensions, which torch's exporter has no form of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x).unflatten(-1, (3, 2, 4)).permute(3, 0, 1, 4, 2, 5).unbind(0)
+        return nn.functional.scaled_dot_product_attention(query, key, value)
+
+
+def test_what_torch_cannot_export_is_written_as_prefuse_writes_it(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    module, inputs = _Windows().eval(), (torch.randn(2, 3, 5, 8),)
+    names = export_onnx(module, inputs, tmp_path / "windows.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "windows.onnx", providers=["CPUExecutionProvider"])
+    [actual] = session.run(None, {names[0]: inputs[0].numpy()})
+    with torch.no_grad():
+        assert relative_error(actual, module(*inputs).numpy()) < 1e-6

@@ -159,3 +159,31 @@ RECURRENCES: tuple[Architecture, ...] = (
     _linear("rwkv", "RwkvForCausalLM", attention_hidden_size=32),
     _linear("recurrent-gemma", "RecurrentGemmaForCausalLM", lru_width=32, num_hidden_layers=3, attention_window_size=4),
 )
+
+_hybrid = Family("hybrid", inputs.text, _CAUSAL)
+_MAMBA2: Settings = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 2, "mamba_chunk_size": 4}
+_DELTA: Settings = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+_CONVOLUTIONS: Settings = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
+_FOUR_EXPERTS: Settings = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+HYBRIDS: tuple[Architecture, ...] = (  # attention beside recurrent states; texts of them are tested, and no more
+    _hybrid("lfm2", "Lfm2ForCausalLM", **_CONVOLUTIONS, block_auto_adjust_ff_dim=False),
+    _hybrid("lfm2-moe", "Lfm2MoeForCausalLM", **_CONVOLUTIONS, **_FOUR_EXPERTS, num_dense_layers=1),
+    _hybrid("jamba", "JambaForCausalLM", attn_layer_period=2, attn_layer_offset=1, num_experts=4, mamba_dt_rank=4),
+    _hybrid("bamba", "BambaForCausalLM", **_MAMBA2, num_hidden_layers=3, attn_layer_indices=[1]),
+    _hybrid("falcon-h1", "FalconH1ForCausalLM", **_MAMBA2, mamba_d_ssm=64, head_dim=8),
+    _hybrid("granite-hybrid", "GraniteMoeHybridForCausalLM", **_MAMBA2, layer_types=["mamba", "attention"], num_local_experts=4),
+    _hybrid("qwen3-next", "Qwen3NextForCausalLM", **_DELTA, **_FOUR_EXPERTS, head_dim=8, shared_expert_intermediate_size=16),
+    _hybrid("qwen3.5", "Qwen3_5ForCausalLM", **_DELTA, head_dim=8),
+    _hybrid("olmo-hybrid", "OlmoHybridForCausalLM", **_DELTA),
+    _hybrid(
+        "nemotron-h", "NemotronHForCausalLM", hybrid_override_pattern="M*-M", num_hidden_layers=4, mamba_num_heads=8,
+        mamba_head_dim=8, ssm_state_size=4, n_groups=2, chunk_size=4, head_dim=8,
+    ),
+)  # fmt: skip

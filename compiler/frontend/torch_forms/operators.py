@@ -18,6 +18,7 @@ from .recurrences import rnn
 from .reductions import reductions
 from .rounding import rounded_once
 from .scatters import scatters
+from .searches import searches
 from .stacks import stacks
 
 Operator = Callable[..., Any]  # an overload of torch's
@@ -37,9 +38,7 @@ def translations() -> dict[Operator, Translation]:
         aten.rsub.Scalar: _rsub,
         aten.erfinv.default: _erfinv,
         aten._cdist_forward.default: _cdist,
-        aten.searchsorted.Scalar: _searchsorted,
-        aten.searchsorted.Tensor: _searchsorted,
-        aten.bucketize.Scalar: _bucketize,
+        aten.heaviside.default: _heaviside,
         aten._grouped_mm.default: _grouped_mm,
         aten.kthvalue.default: _kthvalue,
         aten.median.dim: _median_of_axis,
@@ -57,6 +56,7 @@ def translations() -> dict[Operator, Translation]:
         **reductions(),
         **rounded_once(),
         **scatters(),
+        **searches(),
         **stacks(),
         torch.ops.prims.view_of.default: _itself,
         aten.special_erfcx.default: _scaled_tail,
@@ -229,30 +229,12 @@ def _cdist(x1: Any, x2: Any, p: float, compute_mode: Any = None) -> Any:
     return op.Pow(powers, op.CastLike(1.0 / p, difference))
 
 
-def _searchsorted(
-    sorted_sequence: Any, self: Any, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: Any = None
-) -> Any:
-    """How many elements of a sorted row [..., N] or [N] stand before each value [..., M]; equal ones do if `right`.
-
-    `sorter` [..., N] are the places of a row's elements in order, where the row is not sorted. All elements stand before NaN.
-    A value that is one number is compared in the type that torch promotes it and the row to.
-    """
-    import onnx_ir as ir
+def _heaviside(self: Any, values: Any) -> Any:
+    """0 below zero, 1 above it, `values` at it; 0 for NaN, as torch has it and its exporter has not."""
     from onnxscript.onnx_opset import opset18 as op
 
-    row = sorted_sequence if sorter is None else op.GatherElements(sorted_sequence, sorter, axis=-1)
-    if isinstance(self, float) and not sorted_sequence.dtype.is_floating_point():
-        row = op.Cast(row, to=ir.DataType.FLOAT)
-    value = op.Unsqueeze(op.CastLike(self, row) if isinstance(self, (int, float)) else self, [-1])
-    if len(sorted_sequence.shape) > 1:
-        row = op.Unsqueeze(row, [-2])
-    is_after = op.Greater(row, value) if right or side == "right" else op.GreaterOrEqual(row, value)
-    count = op.ReduceSum(op.Cast(op.Not(is_after), to=ir.DataType.INT32), [-1], keepdims=0)
-    return count if out_int32 else op.Cast(count, to=ir.DataType.INT64)
-
-
-def _bucketize(self: float, boundaries: Any, out_int32: bool = False, right: bool = False) -> Any:
-    return _searchsorted(boundaries, self, out_int32, right)
+    zero = op.CastLike(op.Constant(value_int=0), self)
+    return op.Where(op.Equal(self, zero), values, op.CastLike(op.Greater(self, zero), self))
 
 
 def _grouped_mm(rows: Any, weights: Any, offsets: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:

@@ -54,6 +54,21 @@ def test_operators_that_the_exporter_lacks() -> None:
         torch.testing.assert_close(a, b, rtol=2e-6, atol=1e-6 * float(a.dtype.is_floating_point), equal_nan=True)
 
 
+class Steps(nn.Module):
+    def forward(self, x: Tensor, at_zero: Tensor) -> tuple[Tensor, ...]:
+        return torch.heaviside(x, at_zero), torch.heaviside(x[:5].to(torch.int32), at_zero.to(torch.int32))
+
+
+def test_steps_are_zero_for_nan() -> None:
+    inputs = torch.tensor([-1.0, -0.0, 0.0, 1e-40, 2.0, math.inf, math.nan]), torch.tensor(7.0)
+    got = prefuse.compile(Steps(), inputs, cache=False)(*inputs)
+    assert isinstance(got, tuple)
+    for a, b in zip(got, Steps()(*inputs), strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a[:6], b[:6])
+    assert got[0][6] == 0
+
+
 class Searches(nn.Module):
     def forward(self, row: Tensor, values: Tensor, rows: Tensor, places: Tensor) -> tuple[Tensor, ...]:
         """`places` are those of the elements of each of `rows` in order."""
@@ -65,11 +80,14 @@ class Searches(nn.Module):
             torch.searchsorted(row.to(torch.int32), 2.5, out_int32=True),
             torch.searchsorted(rows, values, sorter=places),
             torch.searchsorted(rows, values, sorter=places, side="right", out_int32=True),
+            torch.searchsorted(row, values.to(torch.bfloat16)),
+            torch.searchsorted(row.to(torch.int32), values),
+            torch.bucketize(values.double(), row, right=True),
         )
 
 
 def test_searches_in_rows() -> None:
-    """Of NaN, which stands behind all, of tensors without dimensions, of numbers, and in rows that a sorter puts in order."""
+    """Of NaN, which stands behind all, of tensors without dimensions, numbers, and other types, in rows that a sorter orders."""
     values, rows = (
         torch.tensor([[2.0, math.nan, 0.5], [9.0, 2.0, -1.0]]),
         torch.tensor([[3.0, 1.0, 2.0, 2.0], [9.0, 4.0, 5.0, -1.0]]),

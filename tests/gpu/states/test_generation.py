@@ -12,7 +12,7 @@ from prefuse.runtime.errors import DeviceError
 from prefuse.runtime.generation.generator import Generator
 from prefuse.runtime.plan import CONSTANTS, SHARED
 
-from ...programs.test_generation import MAX_TOKENS, PROMPTS, continued, language_model
+from ...programs.generation.test_texts import MAX_TOKENS, PROMPTS, continued, language_model
 from ...sample import dealt
 from ..simulator import FakeGpu, need_compiler
 

@@ -14,7 +14,7 @@ import torch
 from prefuse.compiler.quantization.formats import group_scales, quantize_channels, quantize_groups
 from prefuse.runtime.generation.generator import Generator
 
-from ..sample import every
+from ...sample import every
 
 transformers = pytest.importorskip("transformers")
 

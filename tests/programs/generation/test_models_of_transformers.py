@@ -13,7 +13,7 @@ from prefuse.runtime.errors import OptionError, UnsupportedModelError
 
 pytest.importorskip("transformers")
 
-from .test_generation import PROMPTS, continued, language_model
+from .test_texts import PROMPTS, continued, language_model
 
 
 @pytest.mark.parametrize("max_tokens", [63, 64])
@@ -30,14 +30,14 @@ def test_windows_that_end_at_the_last_row_of_a_cache(max_tokens: int) -> None:
             np.testing.assert_array_equal(row, continued(model, prompt, 21))
 
 
-def mamba() -> Any:
-    """It keeps states of a convolution and of a recurrence."""
-    return language_model("MambaForCausalLM", hidden_size=16, num_hidden_layers=1, state_size=4)
+def rwkv() -> Any:
+    """It keeps states in a list of its own."""
+    return language_model("RwkvForCausalLM", hidden_size=16, attention_hidden_size=16, num_hidden_layers=2)
 
 
 @pytest.mark.parametrize(
     ("model", "kind"),
-    [(lambda: torch.nn.Linear(2, 2), UnsupportedModelError), (lambda: 3, OptionError), (mamba, UnsupportedModelError)],
+    [(lambda: torch.nn.Linear(2, 2), UnsupportedModelError), (lambda: 3, OptionError), (rwkv, UnsupportedModelError)],
 )
 def test_models_that_generate_no_text(model: Callable[[], object], kind: type[Exception]) -> None:
     with pytest.raises(kind):

@@ -17,7 +17,7 @@ from prefuse.compiler.generation.position_tables import check_position_tables
 from prefuse.runtime.errors import OptionError, UnsupportedModelError
 from prefuse.runtime.target import Target
 
-from .test_generation import MAX_TOKENS, PROMPTS, VOCABULARY, continued, language_model
+from .test_texts import MAX_TOKENS, PROMPTS, VOCABULARY, continued, language_model
 
 transformers = pytest.importorskip("transformers")
 LAYERS, HEADS, WIDTH = 2, 4, 32

@@ -1,0 +1,95 @@
+"""Texts of models that keep recurrent states: errors, files, going back and NaN leave each text what it should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import prefuse
+import pytest
+import torch
+from prefuse.runtime.generation.generator import Generator
+from prefuse.tests.zoo.text import HYBRIDS, RECURRENCES
+from torch import nn
+
+pytest.importorskip("transformers")
+
+PROMPTS = [[5, 90, 3, 17, 44], [9, 33]]
+NAN = 95  # a token whose embedding is NaN
+NAMES = ("mamba", "falcon-h1")  # states alone, and beside keys and values of the same layer
+
+
+def _module(name: str) -> nn.Module:
+    architecture = next(one for one in (*RECURRENCES, *HYBRIDS) if one.name == name)
+    module, _, _ = architecture.build()
+    embedding = module.get_input_embeddings()  # type: ignore[operator]
+    if module.get_output_embeddings().weight is embedding.weight:  # type: ignore[operator]
+        embedding.weight = nn.Parameter(embedding.weight.detach().clone(), requires_grad=False)
+    embedding.weight[NAN] = torch.nan
+    return module
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def generator(request: pytest.FixtureRequest) -> Generator:
+    return prefuse.compile_generation(_module(request.param), max_tokens=40, batch=2, cache=False)
+
+
+def test_prompts_are_read_token_by_token(generator: Generator) -> None:
+    assert list(generator.programs) == [1]
+
+
+def test_a_call_that_ends_with_an_error_leaves_the_states(generator: Generator, tmp_path: Path) -> None:
+    expected = generator.generate(PROMPTS, 12)
+    session = generator.session()
+    first = session.generate(PROMPTS, 5)
+    session.save(tmp_path / "text.session")
+
+    def refuse(_: np.ndarray) -> bool:
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        session.generate([[7, 8], []], 4, stream=refuse)
+    np.testing.assert_array_equal(np.concatenate([first, session.generate([[], []], 7)], axis=1), expected)
+    session.load(tmp_path / "text.session")
+    np.testing.assert_array_equal(session.generate([[], []], 7), expected[:, 5:])
+
+
+def test_a_sequence_that_has_ended_keeps_its_states(generator: Generator) -> None:
+    """The other one goes on: the ended one's step has no token."""
+    expected = generator.generate(PROMPTS, 10)
+    stop = int(expected[0, 2])
+    place = expected[0].tolist().index(stop)
+    session = generator.session()
+    made = session.generate(PROMPTS, 6, stop=stop, pad=0)
+    assert made[0].tolist() == [*expected[0, : place + 1], *[0] * (made.shape[1] - place - 1)]
+    again = session.generate([[], []], 3)
+    np.testing.assert_array_equal(again[0], expected[0, place + 1 : place + 4])
+
+
+def test_states_go_back_to_the_beginning_only(generator: Generator) -> None:
+    session = generator.session()
+    expected = session.generate(PROMPTS, 6)
+    with pytest.raises(prefuse.InputError, match=r"length: .*recurrent states.*give 0, or the lengths"):
+        session.rewind([2, 0], [[5], [9]])
+    np.testing.assert_array_equal(session.length, [len(prompt) + 5 for prompt in PROMPTS])
+    session.rewind([0, 0], PROMPTS)
+    np.testing.assert_array_equal(session.generate([[], []], 6), expected)
+
+
+def test_nan_of_one_text_is_not_in_the_next(generator: Generator) -> None:
+    expected = generator.generate(PROMPTS, 6)
+    session = generator.session()
+    session.generate([[5, NAN, 3], [9]], 3)
+    session.reset()
+    np.testing.assert_array_equal(session.generate(PROMPTS, 6), expected)
+
+
+def test_one_sequence_does_not_see_the_other(generator: Generator) -> None:
+    expected = generator.generate(PROMPTS, 6)
+    np.testing.assert_array_equal(generator.generate([PROMPTS[0], [NAN, 4]], 6)[0], expected[0])
+
+
+def test_other_caches_are_refused() -> None:
+    module, _, _ = next(one for one in RECURRENCES if one.name == "rwkv").build()
+    with pytest.raises(prefuse.UnsupportedModelError, match="something else than keys, values and recurrent states"):
+        prefuse.compile_generation(module, max_tokens=16)
