@@ -141,8 +141,8 @@ def compile_generation(
             ONNX decoder (path, bytes, `ModelProto`) with inputs input_ids, attention_mask, position_ids and past_key_values.N.key
             and .value, and outputs logits and present.N.key and .value. The weights are read now: later changes do not count.
         max_tokens: that a sequence may have, prompt and new ones; memory for their keys and values is taken by each session.
-        prefill: how many tokens of a prompt are read at once: a program each. A rest is filled up to the next of them. Models
-            with recurrent states, such as Mamba, read one at a time.
+        prefill: how many tokens of a prompt are read at once: a program each. A rest is filled up to the next of them,
+            or, where a model has recurrent states, read one by one.
         batch: sequences of a call, of any lengths each.
         target: "cpu" (this machine), or a level such as "cpu:avx2".
         precision: "float32", "float32-fast", "bfloat16" or "float16", as for `compile`.

@@ -102,13 +102,14 @@ def _programs_of_module(model: torch.nn.Module, given: _Request) -> dict[int, Co
     import torch
 
     from .causal_step import fitting_step
+    from .pieces import takes_pieces
 
     step = fitting_step(model, given.batch, given.max_tokens)
     net = given.compile(step)
     assert isinstance(net, SpecializedModel)
     examples = {
         count: (torch.zeros(given.batch, count, dtype=torch.int64), torch.zeros(given.batch, dtype=torch.int64))
-        for count in ([1] if step.is_recurrent else given.counts)
+        for count in (given.counts if takes_pieces(step) else [1])
     }
     return {count: given.single(net.specialize(*arguments)) for count, arguments in examples.items()}
 

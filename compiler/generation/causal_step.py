@@ -30,7 +30,7 @@ class CausalStep(nn.Module):
     buffers. Each sequence has places of its own: its tokens are written from `length` on. Tokens beyond its count are written
     to the last row, which nothing else uses, and move nothing; a sequence with a count of 0 stays as it is, and its logits mean
     nothing. Recurrent states are buffers, too, zeros for a sequence without tokens, whatever is in the memory. A model with such
-    (`is_recurrent`) takes one token a call: more of them would have to be of every sequence.
+    (`is_recurrent`) takes as many tokens of each sequence in a call, or none: those beyond a count would be in the states.
 
     Where `is_left_padded`, the model is given copies of the caches whose last row is that of the last token, and a mask of what
     is before the first: for models that place keys by counting from their end, not by masks and positions.
@@ -171,12 +171,16 @@ def check_step(step: CausalStep) -> None:
     finally:
         for buffer in step.buffers(recurse=False):
             buffer.zero_()
-    tolerance = 1e-3 if next(step.model.parameters()).dtype == torch.float32 else 0.1
     distance = relative_error(found.numpy(), expected.numpy())
     if isnan(distance):
         raise UnsupportedModelError(name, "there is NaN in its logits", "see that its weights are finite")
-    if distance > tolerance:
+    if distance > tolerance_of(step.model):
         raise UnsupportedModelError(name, "from a cache of fixed length it computes something else than without one", fix)
+
+
+def tolerance_of(model: nn.Module) -> float:
+    """By how much of their norm logits may differ from the model's own."""
+    return 1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1
 
 
 def _check_last_position(step: CausalStep) -> None:

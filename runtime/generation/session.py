@@ -233,8 +233,8 @@ class Session:
     def _read_prompts(self) -> None:
         """Put all tokens that wait into the caches, in pieces; the logits of the last of each sequence are left."""
         kept = np.zeros_like(self._logits)
-        while longest := max(map(len, self._waiting)):
-            reader = next((one for one in self._readers if one.count >= longest), self._readers[-1])
+        while any(self._waiting):
+            reader = self._next_reader()
             reader.tokens[:], last = 0, []
             for number, waiting in enumerate(self._waiting):
                 taken = waiting[: reader.count]
@@ -246,6 +246,14 @@ class Session:
             self._waiting = [waiting[reader.count :] for waiting in self._waiting]
             kept[last] = self._logits[last]
         self._logits[:] = kept
+
+    def _next_reader(self) -> _Reader:
+        """The program for what waits: the least that takes all of it, or the largest. With recurrent states, where nothing may
+        be filled up, the largest that each sequence with tokens has enough of."""
+        lengths = [len(waiting) for waiting in self._waiting if waiting]
+        if self._recurrent:
+            return next(one for one in reversed(self._readers) if one.count <= min(lengths))
+        return next((one for one in self._readers if one.count >= max(lengths)), self._readers[-1])
 
     def _run(self, made: np.ndarray, choice: Choice, stream: Stream | None) -> int:
         """Fill rows of new tokens; how many were made."""

@@ -14,9 +14,10 @@ from torch import nn
 
 pytest.importorskip("transformers")
 
-PROMPTS = [[5, 90, 3, 17, 44], [9, 33]]
+PROMPTS = [[5, 90, 3, 17, 44, 61, 8], [9, 33]]
 NAN = 95  # a token whose embedding is NaN
-NAMES = ("mamba", "falcon-h1")  # states alone, and beside keys and values of the same layer
+NAMES = ("mamba", "falcon-h1", "qwen3-next")  # states alone, beside keys and values of the same layer, and of other layers
+PIECES = {"mamba": [1], "falcon-h1": [1, 3], "qwen3-next": [1]}  # tokens of programs
 
 
 def _module(name: str) -> nn.Module:
@@ -30,12 +31,20 @@ def _module(name: str) -> nn.Module:
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def generator(request: pytest.FixtureRequest) -> Generator:
-    return prefuse.compile_generation(_module(request.param), max_tokens=40, batch=2, cache=False)
+def case(request: pytest.FixtureRequest) -> tuple[str, Generator]:
+    name: str = request.param
+    return name, prefuse.compile_generation(_module(name), max_tokens=40, prefill=(3,), batch=2, cache=False)
 
 
-def test_prompts_are_read_token_by_token(generator: Generator) -> None:
-    assert list(generator.programs) == [1]
+@pytest.fixture
+def generator(case: tuple[str, Generator]) -> Generator:
+    return case[1]
+
+
+def test_pieces_are_read_where_the_code_goes_on_from_states(case: tuple[str, Generator]) -> None:
+    """Mamba begins anew with several tokens, linear attention has a loop over them."""
+    name, generator = case
+    assert list(generator.programs) == PIECES[name]
 
 
 def test_a_call_that_ends_with_an_error_leaves_the_states(generator: Generator, tmp_path: Path) -> None:
