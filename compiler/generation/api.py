@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .onnx_step import Decoder
 
 _MOST_TOKENS = 1 << 24  # of a sequence
+_CHECKED = 7  # tokens that a file with recurrent states is given at once
 _HOST = "cpu:avx2,threads=1"  # what chooses tokens that a GPU's program makes the logits of
 
 
@@ -119,13 +120,13 @@ def _programs_of_onnx(model: object, given: _Request) -> dict[int, CompiledModel
     from .onnx_step import find_decoder
 
     decoder = find_decoder(import_model(model))
-    if len(given.counts) == 1 and not decoder.has_positions:
+    if len(given.counts) == 1 and not decoder.has_positions and not decoder.recurrent:
         what = "the file has no position_ids, so that a step and a prompt must be compared"
         raise OptionError("prefill", what, "give at least one length above 1")
     if not Target.parse(given.target).is_gpu:
         return _checked_programs(decoder, given)
-    _checked_programs(decoder, replace(given, target="cpu"))  # what is checked is the file, and here may be no GPU
-    return _decoder_programs(decoder, given)
+    checked = _checked_programs(decoder, replace(given, target="cpu"))  # what is checked is the file, and here may be no GPU
+    return _decoder_programs(decoder, replace(given, counts=sorted(checked)))
 
 
 def _decoder_programs(decoder: Decoder, given: _Request) -> dict[int, CompiledModel]:
@@ -142,11 +143,15 @@ def _decoder_programs(decoder: Decoder, given: _Request) -> dict[int, CompiledMo
 
 
 def _checked_programs(decoder: Decoder, given: _Request) -> dict[int, CompiledModel]:
-    """Programs for a CPU, which have run."""
-    from .check import check_programs
+    """Programs for a CPU, which have run; with recurrent states those that agree."""
+    from .check import agreeing_programs, check_programs
     from .onnx_step import whole_model
 
     programs, whole = _decoder_programs(decoder, given), None
+    if decoder.recurrent:
+        model = whole_model(decoder, Target.parse(given.target), given.batch, min(_CHECKED, given.max_tokens))
+        whole, is_float32 = given.single(given.compile(model)), given.precision == "float32" and not given.options.get("weights")
+        return agreeing_programs(programs, given.max_tokens, whole, is_float32=is_float32)
     if not decoder.has_positions:  # which the file counts by the mask, or wrongly by the length of its past
         count = given.counts[1]
         whole = given.single(given.compile(whole_model(decoder, Target.parse(given.target), given.batch, count)))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from ...runtime.errors import UnsupportedModelError
 from ...runtime.executor import CompiledModel
+from ...runtime.generation.session import RECURRENT
 
 _TOKENS = 7
 _TOLERANCE = 0.05  # of the norm of logits: of programs that round to bfloat16, too
@@ -40,6 +42,57 @@ def check_programs(programs: Mapping[int, CompiledModel], max_tokens: int, whole
     if error > _TOLERANCE:
         what = f"its logits differ by {error:.1g} of their norm with where the past ends"
         raise UnsupportedModelError("model", f"{what}: places are counted by the length of the past, which is fixed here", _FIX)
+
+
+def agreeing_programs(
+    programs: Mapping[int, CompiledModel], max_tokens: int, whole: CompiledModel, *, is_float32: bool
+) -> dict[int, CompiledModel]:
+    """Of programs with recurrent states that of one token, and those that read two pieces in a row as it does.
+
+    `whole` gives the file's own logits [batch, count, vocabulary] of `count` tokens without a past.
+
+    Raises:
+        UnsupportedModelError: those after single tokens are others: something else is kept than what the file's outputs renew.
+    """
+    step, tolerance = programs[1], 1e-4 if is_float32 else _TOLERANCE
+    batch, vocabulary = step.outputs[0].type.shape
+    text = np.tile((7 + 5 * np.arange(max_tokens)) % vocabulary, (batch, 1))
+
+    def after(first: Sequence[int], then: Sequence[int], is_emptied: bool) -> list[np.ndarray]:
+        context, begin, logits = step.context(), 0, np.zeros(0)
+        for number, count in enumerate((*first, *then)):
+            if is_emptied and number == len(first):
+                for name in context.states:
+                    if name.startswith(RECURRENT):
+                        context.states[name] = np.zeros_like(context.states[name])
+            tokens, begin = np.ascontiguousarray(text[:, begin : begin + count]), begin + count
+            logits = np.array(programs[count].context_of(context.states)(tokens, np.full(batch, count)))
+        return [logits, *(context.states[name].astype(np.float32) for name in sorted(context.states))]
+
+    count = whole.inputs[0].type.shape[1]
+    [logits, *_] = after([1] * count, [], False)
+    if not relative_error(logits, np.asarray(whole(text[:, :count]), np.float32)[:, -1]) <= max(tolerance, 1e-3):
+        what = "token by token its logits are not those of the file, or there is NaN in them"
+        raise UnsupportedModelError("model", what, "see that its weights are finite, and that outputs renew all that it keeps")
+    larger = [count for count in programs if 1 < count <= max_tokens // 2]
+    return {count: programs[count] for count in (1, *(count for count in larger if goes_on(after, count, count, tolerance)))}
+
+
+After: TypeAlias = Callable[[Sequence[int], Sequence[int], bool], list[np.ndarray]]
+
+
+def goes_on(after: After, first: int, then: int, tolerance: float) -> bool:
+    """Whether pieces of `first` and `then` tokens leave what as many single tokens do.
+
+    `after` gives the logits and all states after pieces of the first and second tokens, with recurrent states emptied between
+    these if asked. Where single tokens then leave other states, pieces must, too: that they begin anew may show little.
+    """
+    pieces, singles = ([first], [then]), ([1] * first, [1] * then)
+    found, expected = after(*pieces, False), after(*singles, False)
+    if not all(relative_error(*pair) <= tolerance for pair in zip(found, expected, strict=True)):
+        return False
+    emptied = zip(found, after(*pieces, True), expected, after(*singles, True), strict=True)
+    return all(np.array_equal(*both[2:]) or not np.array_equal(*both[:2]) for both in emptied)
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:

@@ -8,6 +8,9 @@ the mask hides those that are not written yet: where keys lie plays no part for 
 - One token, concatenated to its past: the Concat becomes a write of one row of the state, in place.
 - Several tokens, concatenated: they lie behind the whole state, [rows + T] keys, and their rows are written to it afterwards.
 - The file writes them behind the keys that the mask shows (GroupQueryAttention): the present is the state.
+
+A past without a dimension of tokens, such as `past_conv.N` [batch, channels, width], is a recurrent state: zeros for a sequence
+without tokens, and what it was where a sequence gets none.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.errors import UnsupportedModelError
+from ...runtime.generation.session import RECURRENT
 from ...runtime.target import Target
 from ..frontend.dimensions import bind_dimensions
 from ..frontend.shaping import bind_values
@@ -43,11 +47,13 @@ _FIX = "export a causal decoder with input_ids, attention_mask, position_ids and
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """An imported file: its output of logits, and the output that renews each past, by the names of these."""
+    """An imported file: its output of logits, and the output that renews each past and each recurrent state, by the names of
+    these."""
 
     model: ir.Model
     logits: str
     caches: Mapping[str, str]
+    recurrent: Mapping[str, str]
 
     @property
     def has_positions(self) -> bool:
@@ -81,19 +87,31 @@ def find_decoder(model: ir.Model) -> Decoder:
     for name in inputs:
         if name not in (TOKENS, MASK, POSITIONS) and name not in pasts.values():
             raise UnsupportedModelError(f"input {name}", "no generator of texts knows what to give it", _FIX)
+    recurrent = {name for name in pasts.values() if _is_recurrent(inputs[name])}
     for key, name in pasts.items():
         if key not in presents:
             raise UnsupportedModelError(f"input {name}", f"no output renews it: there is no present.{key}", _FIX)
         dims = list(inputs[name].shape or ())
+        if name in recurrent:
+            continue
         if len(dims) != 4 or not isinstance(dims[1], int) or not isinstance(dims[3], int):
             what = f"its shape is {inputs[name].shape}, where [batch, heads, tokens, width] with known heads and width is wanted"
             raise UnsupportedModelError(f"input {name}", what, _FIX)
-    if MASK not in inputs:
+    caches = {name: presents[key] for key, name in pasts.items()}
+    if MASK not in inputs and caches.keys() - recurrent:
         raise UnsupportedModelError("model", f"it has no input {MASK}, which hides what is not written yet", _FIX)
     others = [name for name in outputs if name not in presents.values()]
     if len(others) != 1:
         raise UnsupportedModelError("outputs", f"{', '.join(others) or 'none'} beside the caches, where logits are wanted", _FIX)
-    return Decoder(model, others[0], {name: presents[key] for key, name in pasts.items()})
+    rows = {name: present for name, present in caches.items() if name not in recurrent}
+    return Decoder(model, others[0], rows, {name: present for name, present in caches.items() if name in recurrent})
+
+
+def _is_recurrent(past: ir.Value) -> bool:
+    """Whether a past has the same size after any number of tokens."""
+    dims = list(past.shape or ())
+    is_fixed = len(dims) > 1 and all(isinstance(dim, int) for dim in dims[1:])
+    return is_fixed and not str(past.name).endswith(("key", "value"))
 
 
 def step_model(decoder: Decoder, target: Target, batch: int, count: int, max_tokens: int, most: int) -> Step:
@@ -125,6 +143,10 @@ def whole_model(decoder: Decoder, target: Target, batch: int, count: int) -> ir.
         assert value.dtype is not None
         if value.name == MASK or value.name in decoder.caches:
             known[str(value.name)] = np.ones(shape, value.dtype.numpy())
+        if value.name in decoder.recurrent:
+            known[str(value.name)] = np.zeros(shape, value.dtype.numpy())
+        if value.name == POSITIONS:
+            known[POSITIONS] = np.broadcast_to(np.arange(count), shape).astype(value.dtype.numpy())
     whole = bind_values(bound, known)
     whole.graph.outputs[:] = [value for value in whole.graph.outputs if value.name == decoder.logits]
     return whole
@@ -144,6 +166,9 @@ def _bound(decoder: Decoder, target: Target, batch: int, count: int, past: int, 
         if value.name in decoder.caches:
             assert value.shape is not None
             shapes[str(value.name)] = batch, int(str(value.shape[1])), past, int(str(value.shape[3]))
+        if value.name in decoder.recurrent:
+            assert value.shape is not None
+            shapes[str(value.name)] = batch, *(int(str(dim)) for dim in value.shape[1:])
         value.shape = ir.Shape([None] * len(shapes[str(value.name)]))  # a name may stand for several numbers here
     bound = bind_dimensions(free, {str(value.name): shapes[str(value.name)] for value in free.graph.inputs})
     run_pipeline(bound, parse_pipeline(_RESOLVING, PASSES), Context(target))
@@ -227,7 +252,8 @@ class _Rewriting:
 
     def _seen(self, mask: ir.Value) -> None:
         """Give the file its mask and positions."""
-        self._become(MASK, mask)
+        if MASK in self.inputs:
+            self._become(MASK, mask)
         if POSITIONS in self.inputs:
             self._become(POSITIONS, self._op("Min", self.places, self._ints([self.max_tokens - 1])))
 
@@ -238,6 +264,26 @@ class _Rewriting:
         cast = self._op("Cast", value, to=given.dtype.value)
         ir.convenience.replace_all_uses_with(given, cast)
         self.graph.inputs.remove(given)
+
+    def _keep(self, name: str, present: str) -> None:
+        """Make a state of a recurrent one."""
+        past, made = self.inputs[name], self.outputs[present]
+        shape = static_shape(past)
+        assert shape is not None
+        assert past.dtype is not None
+        if static_shape(made) != shape:
+            raise UnsupportedModelError(f"output {present}", f"it is {made.shape}, and its past {past.shape}", _FIX)
+        readers = list(past.uses())
+        empty = self._constant(np.zeros((), past.dtype.numpy()))
+        begun = self._op("Where", self._of_sequences(self.length, len(shape)), past, empty)
+        for reader, place in readers:
+            reader.replace_input_with(place, begun)
+        self.states[self._op("Where", self._of_sequences(self.counts, len(shape)), made, past, before=None)] = past
+        past.name = f"{RECURRENT}{name}"
+
+    def _of_sequences(self, numbers: ir.Value, rank: int) -> ir.Value:
+        """Which of the numbers [batch] are above 0, with as many dimensions as a state."""
+        return self._op("Reshape", self._op("Less", self._ints([0]), numbers), self._ints([self.batch, *[1] * (rank - 1)]))
 
     def _write(self, past: ir.Value, new: ir.Value, index: ir.Value, before: ir.Node | None) -> ir.Value:
         """The past with rows of new tokens [batch, heads, count, width] at places [batch, count]."""
@@ -252,8 +298,10 @@ class _Rewriting:
         logits = self._last(self.outputs[self.decoder.logits])
         length = self._op("Add", self.length, self.counts)
         self.inputs[TOKENS].name = "tokens"
+        for name, present in self.decoder.recurrent.items():
+            self._keep(name, present)
         self.states = {length: self.length, **self.states}
-        caches = [self.inputs[name] for name in self.decoder.caches]
+        caches = [self.inputs[name] for name in (*self.decoder.caches, *self.decoder.recurrent)]
         self.graph.inputs[:] = [self.inputs[TOKENS], self.counts, self.length, *caches]
         self.graph.outputs[:] = [logits, *self.states]
         for renewed, state in self.states.items():
