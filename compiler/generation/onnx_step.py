@@ -121,6 +121,8 @@ def step_model(decoder: Decoder, target: Target, batch: int, count: int, max_tok
         UnsupportedModelError: its presents are neither the past with the new tokens nor as large as the past.
         CompileError: a node does not take inputs of these shapes.
     """
+    if not decoder.caches:
+        return _Rewriting(_bound(decoder, target, batch, count, 0, count), decoder, 0, max_tokens).of_states()
     is_written = _writes_itself(decoder)
     spare = most if is_written else 1  # rows for tokens that only fill up a call
     rows = -(-(max_tokens + spare) // ROWS_STEP) * ROWS_STEP
@@ -248,6 +250,11 @@ class _Rewriting:
                 what = f"it is {self.outputs[present].shape}, and its past {self.inputs[name].shape}"
                 raise UnsupportedModelError(f"output {present}", what, _FIX)
             self.states[self.outputs[present]] = self.inputs[name]
+        return self._step()
+
+    def of_states(self) -> Step:
+        """No keys: a mask, if there is one, is of the new tokens."""
+        self._seen(self.is_real)
         return self._step()
 
     def _seen(self, mask: ir.Value) -> None:

@@ -150,3 +150,43 @@ def test_a_state_that_nothing_renews_is_named(tmp_path: Path) -> None:
     path = exported(_net(), tmp_path / "net.onnx", has_whole_state=False)
     with pytest.raises(UnsupportedModelError, match=r"input past_ssm.0: no output renews it"):
         prefuse.compile_generation(path, max_tokens=40, batch=2)
+
+
+class Sums(nn.Module):
+    """A decaying sum of tokens alone, of which a mask hides some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+        number = torch.arange(input_ids.shape[1])
+        x = self.table(input_ids) * attention_mask[:, :, None]
+        decay = torch.where(number[:, None] >= number, 0.8 ** (number[:, None] - number).clamp(min=0).to(x.dtype), 0.0)
+        summed = decay @ x + sums * (0.8 ** (number + 1.0))[:, None]
+        return self.head(torch.tanh(summed)), summed[:, -1:]
+
+
+def test_a_file_with_states_alone(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    net, free = Sums().eval(), torch.export.Dim.DYNAMIC
+    torch.onnx.export(
+        net,
+        (torch.zeros(2, 4, dtype=torch.int64), torch.ones(2, 4, dtype=torch.int64), torch.zeros(2, 1, WIDTH)),
+        str(tmp_path / "sums.onnx"),
+        input_names=["input_ids", "attention_mask", "past_ssm.0"],
+        output_names=["logits", "present_ssm.0"],
+        dynamic_shapes=({0: free, 1: free}, {0: free, 1: free}, {0: free}),
+        dynamo=True,
+        optimize=False,
+        verbose=False,
+    )
+    generator = prefuse.compile_generation(tmp_path / "sums.onnx", max_tokens=40, prefill=(4,), batch=2, cache=False)
+    assert list(generator.programs) == [1, 4]
+    for row, prompt in zip(generator.generate(PROMPTS, 12), PROMPTS, strict=True):
+        text = list(prompt)
+        for _ in range(12):
+            with torch.no_grad():
+                logits, _sums = net(torch.tensor([text]), torch.ones(1, len(text)), torch.zeros(1, 1, WIDTH))
+            text.append(int(logits[0, -1].argmax()))
+        assert row.tolist() == text[len(prompt) :]
