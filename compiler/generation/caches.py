@@ -29,14 +29,19 @@ def kept_by(model: nn.Module) -> list[Kept]:
     """What a model keeps, layer by layer.
 
     Raises:
-        UnsupportedModelError: it keeps something else, or it is no causal language model.
+        UnsupportedModelError: it keeps something else, cannot take one token, or is no causal language model.
     """
     name = type(model).__name__
     if getattr(model, "get_output_embeddings", lambda: None)() is None:
         fix = "give a causal language model of transformers, such as GPT2LMHeadModel, or an ONNX decoder"
         raise UnsupportedModelError(name, "no causal language model of transformers, which has a layer for its logits", fix)
-    with torch.no_grad():
-        result = model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=True)
+    try:
+        with torch.no_grad():
+            result = model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=True)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:  # of the model's own code
+        raise UnsupportedModelError(
+            name, f"it cannot take one token: {error}", "see that the model generates in torch"
+        ) from error
     cache = getattr(result, "past_key_values", None) or getattr(result, "cache_params", None)
     found = [_kept_by_layer(layer) for layer in getattr(cache, "layers", ())]
     kept = [one for one in found if one is not None]

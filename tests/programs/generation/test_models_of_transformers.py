@@ -42,3 +42,14 @@ def rwkv() -> Any:
 def test_models_that_generate_no_text(model: Callable[[], object], kind: type[Exception]) -> None:
     with pytest.raises(kind):
         prefuse.compile_generation(model(), max_tokens=8)
+
+
+def test_an_error_of_the_model_itself_is_named() -> None:
+    model = language_model(n_positions=8, n_embd=16, n_layer=1, n_head=2)
+
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("a state of the wrong shape")
+
+    model.transformer.forward = fail
+    with pytest.raises(UnsupportedModelError, match="cannot take one token: a state of the wrong shape"):
+        prefuse.compile_generation(model, max_tokens=8)

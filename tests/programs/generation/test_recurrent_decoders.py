@@ -1,4 +1,4 @@
-"""Decoders in ONNX files that keep states of one size beside keys and values, as those of LFM2 (`past_conv.N`)."""
+"""Decoders in ONNX files that keep states of one size, beside keys and values or alone."""
 
 from __future__ import annotations
 
