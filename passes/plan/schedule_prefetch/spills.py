@@ -139,6 +139,8 @@ def _successors(
             continue
         for write, read in step.inplace:
             old, new = buffers[step.reads[read].buffer], buffers[step.writes[write].buffer]
+            if old is new:  # parts of one, which Concat joins: what is read lies beside what is written
+                continue
             if old.role not in ARENA_ROLES or new.role not in ARENA_ROLES or old.offset is None or new.offset is None:
                 continue
             is_met = old.offset < new.offset + new.size_bytes and new.offset < old.offset + old.size_bytes
