@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tvm import tirx
+
 from ...runtime.symbolic.shapes import equal, is_one
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..expressions import pointwise
 from ..groups.group import Group
-from .values import GroupValues
+from .values import GroupValues, apart
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Computed:
         builder = self.builder
         flags = {"has_bfloat16": builder.has_bfloat16, "is_grid": builder.is_grid}
         made = pointwise.apply(op, operands, dtypes, kind.dtype, builder.name, builder.integer_bits, **flags)
-        known[name] = builder.name(made)
+        known[name] = builder.name(apart(self.group, builder, name, made) if isinstance(made, tirx.Mul) else made)
         return known[name]
 
 

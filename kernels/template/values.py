@@ -11,6 +11,7 @@ from tvm import tirx
 from ...runtime.symbolic.sizes import Size
 from ..codegen.builder import Expr, Index, KernelBuilder, broadcast_index, int32_of, row_major
 from ..expressions import pointwise
+from ..expressions.contraction import CONTRACTED, rounded_apart
 from ..formats.minifloat import is_coded
 from ..groups.group import Group, Op
 from . import views
@@ -49,7 +50,7 @@ class GroupValues:
     def read(self, name: str, index: Index) -> Expr:
         """The element of `name` at `index`, which has the rank of the value."""
         if name in self.given:
-            return self.given[name](index)
+            return self._given(name, index)
         if (literal := self.group.literal(name)) is not None and literal.size == 1:
             return _constant(literal, self.group.types[name].dtype)
         producer = self.group.producers.get(name)
@@ -65,6 +66,11 @@ class GroupValues:
         if key not in self._bound:
             self._bound[key] = self.builder.name(self._apply(producer, index))
         return self._bound[key]
+
+    def _given(self, name: str, index: Index) -> Expr:
+        value, producer = self.given[name](index), self.group.producers.get(name)
+        is_made = producer is not None and producer.op_type not in pointwise.POINTWISE
+        return apart(self.group, self.builder, name, value) if is_made else value
 
     def load(self, name: str, offset: Expr) -> Expr:
         """The element of an input at a flat offset."""
@@ -86,7 +92,7 @@ class GroupValues:
             for name, place in zip(names, places, strict=True)
         ]
         dtype, builder = types[op.outputs[0]].dtype, self.builder
-        return pointwise.apply(
+        made = pointwise.apply(
             op,
             inputs,
             dtypes,
@@ -97,6 +103,14 @@ class GroupValues:
             is_rough=self.group.tolerance.may_round,
             is_grid=builder.is_grid,
         )
+        return apart(self.group, builder, op.outputs[0], made) if isinstance(made, tirx.Mul) else made
+
+
+def apart(group: Group, builder: KernelBuilder, name: str, value: Expr) -> Expr:
+    """The element of a value that operators of the group read, rounded before they do, not with what they add to it."""
+    if builder.is_grid or str(value.ty) not in CONTRACTED or not any(name in op.inputs for op in group.ops):
+        return value
+    return rounded_apart(builder.name(value))  # of a call of an expression TVM makes no vector
 
 
 def _scale_index(op: Op, index: Index, position: int, shape: tuple[int, ...]) -> Index | None:
