@@ -1,12 +1,10 @@
-"""Programs on the CPU: one native function on TVM's thread pool, arenas in anonymous memory."""
+"""Programs on the CPU: one native function on the caller's pool of threads, arenas in anonymous memory."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +14,7 @@ import numpy as np
 from . import native
 from .constants.mapping import page_in
 from .device import Arena
-from .errors import ArenaMemoryError, CompileError, DeviceError, OptionError, ProgramFileError, ScratchFileError
+from .errors import ArenaMemoryError, DeviceError, OptionError, ProgramFileError, ScratchFileError
 from .hardware import tile_state
 from .plan import SCRATCH
 from .program_file import Program
@@ -26,16 +24,14 @@ from .streaming.storage import StorageError
 from .streams import copy_streams
 from .target import Target
 from .temporary_folder import temporary_folder, write_temporary
+from .threads.pool import FUNCTIONS, LAUNCH, PARALLEL, PoolUser
 
 MAIN = "prefuse_main"  # takes an array of int64 addresses: of the plan's memories and parameters
 PROFILE = "prefuse_profile"  # and the address of the stamps; only in programs that are compiled to be profiled
 CLOCK_WORDS = 2  # of an int64 each, before the counters: struct timespec, seconds and nanoseconds
-PARALLEL = b"__TVMBackendParallelLaunch"  # symbol of a library that uses the thread pool
 _HUGE_PAGE_BYTES = 2 << 20
 _MADV_POPULATE_WRITE = 23  # of linux/mman.h, which Python does not name
 _READY_ARENA_BYTES = 32 << 20  # up to which all pages are provided at once, in some milliseconds that a first call would take
-_SHARE_ALL_CORES = -3  # TVM's affinity mode that pins no thread to a core of its own
-_SPIN, _SPIN_COUNT = "TVM_THREAD_POOL_SPIN_COUNT", 4000  # looks for work before a worker sleeps: one or two milliseconds
 
 
 class CpuArena:
@@ -81,7 +77,7 @@ class CpuInvocation:
         self._first = len(memories)
         self._table = (ctypes.c_int64 * (self._first + parameters))(*memories)
         self._argument = ctypes.byref(self._table)  # made once, so that a call converts nothing
-        self._threads = executable.threads
+        self._enter = executable.pool_user.enter
         self._function = function
         self.copies: Sequence[CopyTime] = ()  # of the last call
 
@@ -89,18 +85,13 @@ class CpuInvocation:
         """Prepare a call that native code makes in this thread: the function, the address of its table, and that in the table
         of the first of `addresses`."""
         assert self.copier is None, "weights are copied beside the call"
-        self._configure()
+        self._enter()
         self._table[self._first :] = addresses  # type: ignore[call-overload]
         start = ctypes.addressof(self._table)
         return self._function, start, start + self._first * ctypes.sizeof(ctypes.c_int64)
 
-    def _configure(self) -> None:
-        if self._threads:
-            configure_pool(self._threads)
-
     def __call__(self, *addresses: int) -> None:
-        if self._threads and _pool.threads != self._threads:
-            configure_pool(self._threads)
+        self._enter()
         self._table[self._first :] = addresses  # type: ignore[call-overload]  # typeshed asks for a list; a tuple costs no copy
         if self.copier is None:
             self._function(self._argument)
@@ -124,7 +115,6 @@ class CpuExecutable:
         if target.level == "amx" and (refusal := tile_state.refusal()):
             fix = 'run it where the system allows AMX (Linux 5.16 or newer), or compile the model with target="cpu:avx512"'
             raise DeviceError(str(target), f"the system does not let this process use AMX tiles ({refusal})", fix)
-        self.threads = target.threads if PARALLEL in program.library else 0  # of the pool; 0: the program needs none
         self._parameters = len(program.plan.parameters)
         self._storage, self._streams = program.storage, copy_streams(program.plan)
         self._scratch_bytes = sum(space.size_bytes for space in program.plan.spaces if space.name == SCRATCH)
@@ -132,6 +122,7 @@ class CpuExecutable:
         self._library = load_library(program.library, (MAIN, PROFILE))
         if MAIN not in self._library.functions:
             raise ProgramFileError("library.so", f"it has no function {MAIN}", "compile the model again")
+        self.pool_user = PoolUser(self._library, target.threads)
 
     def copier(self, arena: Arena) -> Copier | None:
         """What fills an arena beside its calls; None where nothing is to be copied."""
@@ -176,46 +167,7 @@ def load_library(content: bytes, names: Sequence[str]) -> native.Library:
         path = folder / "library.so"
         write_temporary(path, content)
         try:
-            return native.Library(path, names)
+            return native.Library(path, (*names, *FUNCTIONS), {PARALLEL: LAUNCH})
         except native.NativeError as error:
             fix = f"compile the model again; if {folder.parent} is mounted noexec, set TMPDIR to another folder"
             raise ProgramFileError("library.so", f"cannot be loaded ({error})", fix) from error
-
-
-class _Pool(threading.local):
-    """TVM keeps one thread pool for each calling thread. 0: not configured yet; -1: lost in a fork."""
-
-    threads = 0
-
-
-_pool = _Pool()
-
-
-def configure_pool(threads: int) -> None:
-    """Make the calling thread's pool use `threads` threads, on any core this process may use, unless it does.
-
-    TVM by itself takes half of the cores, pins its workers, and narrows the affinity of the calling thread too; and after each
-    call its workers look for work for 0.1 s, on a core that others could use.
-    """
-    if _pool.threads == threads:
-        return
-    if _pool.threads < 0:
-        what = "this process was forked after its parent ran a program in this thread, and worker threads do not survive a fork"
-        raise CompileError("call", what, "start processes with 'spawn', or call from a new thread")
-    if _SPIN not in os.environ:  # where TVM looks for it when it starts a worker
-        os.putenv(_SPIN, str(_SPIN_COUNT))
-    cores = sorted(os.sched_getaffinity(0))
-    # SetMaxConcurrency(int): how many threads this thread's pool will have when its first use creates it
-    native.tvm_runtime()._ZN3tvm7runtime9threading17SetMaxConcurrencyEi(max(threads, len(cores)))
-    names = native.global_function("ffi.Array")(*map(str, cores))
-    assert isinstance(names, native.Object)
-    native.global_function("runtime.config_threadpool")(_SHARE_ALL_CORES, threads, names)
-    _pool.threads = threads
-
-
-def _forget_pool() -> None:
-    if _pool.threads:
-        _pool.threads = -1
-
-
-os.register_at_fork(after_in_child=_forget_pool)

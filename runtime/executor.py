@@ -77,16 +77,16 @@ class CompiledModel(Shared):
         self._session: Final = self.context() if program.plan.states else None
         if isinstance(self._executable, CpuExecutable):  # what a first call would wait for; a GPU is not touched before it
             with suppress(ArenaMemoryError):  # which the first call will tell
-                self._warm_up(self._executable.threads)
+                self._warm_up(needs_threads=self._executable.pool_user.needs_threads)
 
-    def _warm_up(self, threads: int) -> None:
+    def _warm_up(self, *, needs_threads: bool) -> None:
         """Prepare a first caller. One without states, which a call would change, makes a call if that is short: one that needs
         no threads of a pool.
         """
         first = self._session or self.context()
         first.prepare()
         if self._session is None:
-            if is_quick(self._program.plan) and not threads:
+            if is_quick(self._program.plan) and not needs_threads:
                 first.run([np.zeros(port.type.shape, port.type.dtype) for port in self.inputs], {})
             self._idle.append(first)
 

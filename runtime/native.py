@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -110,8 +110,13 @@ class Library:
     `functions` are those of the names given that it has: C functions without a result, which run without Python's lock.
     """
 
-    def __init__(self, path: Path, names: Sequence[str]) -> None:
+    def __init__(self, path: Path, names: Sequence[str], replaced: Mapping[str, str] | None = None) -> None:
         """Load the library; its file is no longer needed after this.
+
+        Args:
+            path: of the library.
+            names: of functions.
+            replaced: functions of the library to call in place of some of TVM's runtime, by the names of the pointers to these.
 
         Raises:
             NativeError: it cannot be loaded.
@@ -122,6 +127,9 @@ class Library:
         found = {name: getattr(library, name, None) for name in names}
         addresses = {name: ctypes.cast(function, ctypes.c_void_p).value for name, function in found.items() if function}
         self.functions = {name: ctypes.CFUNCTYPE(None)(address) for name, address in addresses.items() if address}
+        for pointer, name in (replaced or {}).items():
+            if name in self.functions:
+                ctypes.c_void_p.in_dll(library, pointer).value = addresses[name]
         ctypes.CDLL(None).dlclose(ctypes.c_void_p(library._handle))  # which Python never does
 
 
@@ -144,7 +152,7 @@ def tvm_ffi() -> ctypes.CDLL:
 
 @cache
 def tvm_runtime() -> ctypes.CDLL:
-    """libtvm_runtime.so: thread pool and the functions that generated code calls."""
+    """libtvm_runtime.so: the functions that generated code calls."""
     tvm_ffi()
     return _open("tvm", "libtvm_runtime.so")
 

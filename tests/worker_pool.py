@@ -7,7 +7,6 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
@@ -101,10 +100,4 @@ def _work(pipe: Connection[Any, Any], task: T, work: Callable[[T], R], memory_by
         with open("/proc/self/statm") as file:
             taken = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (taken + memory_bytes, taken + memory_bytes))
-    pipe.send(in_new_thread(work, task))
-
-
-def in_new_thread(work: Callable[[T], R], task: T) -> R:
-    """The result of work done by a thread that has run no program: the pool of one that has does not survive a fork."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work, task).result()
+    pipe.send(work(task))

@@ -94,7 +94,7 @@ def build_generation_library(batch: int, vocabulary: int, target: Target) -> tup
     text = tvm.ir.StringImm
     imported = tirx.AttrStmt(text("default"), "pragma_import_llvm", text(_LOOP), steps)
     module = {symbol: kernel, GlobalVar(SAMPLE): sample, GlobalVar(REPEAT): _entry(REPEAT, control, [imported])}
-    return link_library(compile_module(tvm.IRModule(module), target)), scratch_elements(batch, vocabulary)
+    return link_library(compile_module(tvm.IRModule(module), target), target), scratch_elements(batch, vocabulary)
 
 
 def _entry(name: str, pointer: Any, body: list[Any]) -> Any:

@@ -11,19 +11,21 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import tvm
 from tvm import tirx
 
-from ...kernels.codegen import cache_lines, lane_masks, work_stealing
+from ...kernels.codegen import cache_lines, lane_masks, thread_pool, work_stealing
 from ...kernels.expressions import ldexp
 from ...kernels.formats import bfloat16, bfloat16_emulation, digits, int8
 from ...kernels.microkernels import amx_emulation
 from ...runtime.errors import CompileError
 from ...runtime.target import AMX_EMULATED, BFLOAT16_EMULATED, VNNI_EMULATED, Target
 from ...runtime.temporary_folder import temporary_folder, write_temporary
+from ...runtime.threads.pool import PARALLEL
 
 C_CONVENTION = 1  # of tvm's CallingConv: other than its default, so that a function is left as it is
 _AMX = ("+amx-tile", "+amx-bf16", "+amx-int8")
@@ -65,7 +67,7 @@ def llvm_target(target: Target) -> Any:
     return tvm.target.Target(description, host=description)
 
 
-def compile_module(module: Any, target: Target) -> Any:
+def compile_module(module: Any, target: Target, imported: str = "") -> Any:
     """Compile an IRModule whose public functions become the library's symbols; a tvm runtime module with its object code.
 
     All buffers are flat: making them so took a tenth of the time, on kernels that have no others. Equal subexpressions, and loops
@@ -92,7 +94,7 @@ def compile_module(module: Any, target: Target) -> Any:
     ]
     with native:
         lowered = tvm.ir.transform.Sequential(pipeline)(module)
-    _import_functions(lowered, _kernel_functions(target))
+    _import_functions(lowered, _kernel_functions(target) + imported)
     return tvm.get_global_func("target.build.llvm")(lowered, native)
 
 
@@ -105,13 +107,18 @@ def _kernel_functions(target: Target) -> str:
     return functions
 
 
-def compile_functions(functions: Mapping[str, Any], target: Target) -> bytes:
-    """The object code of PrimFuncs, under C names."""
+def compile_functions(functions: Mapping[str, Any], target: Target, imported: str = "") -> bytes:
+    """The object code of PrimFuncs, under C names; `imported`: functions in LLVM's IR that they call beside those of kernels."""
     public = {}
     for name, function in functions.items():
         in_c = function.with_attr("global_symbol", name).with_attr("calling_conv", C_CONVENTION)
         public[tvm.ir.GlobalVar(name)] = in_c.with_attr("s_tir", True)
-    return object_code(compile_module(tvm.IRModule(public), target))
+    return object_code(compile_module(tvm.IRModule(public), target, imported))
+
+
+@cache
+def _pool_object(target: Target) -> bytes:
+    return compile_functions(thread_pool.pool_functions(), target, thread_pool.LLVM_FUNCTIONS)
 
 
 def _bfloat16_functions(target: Target) -> str:
@@ -129,8 +136,9 @@ def _import_functions(module: Any, functions: str) -> None:
     module.update_func(variable, function.with_body(body))
 
 
-def link_library(module: Any, objects: Sequence[bytes] = ()) -> bytes:
-    """A shared library that holds the module's code, and that of objects compiled before.
+def link_library(module: Any, target: Target, objects: Sequence[bytes] = ()) -> bytes:
+    """A shared library that holds the module's code, that of objects compiled before, and that of worker threads if one of them
+    has parallel regions.
 
     Raises:
         CompileError: the machine has no linker, it failed, or the temporary folder is full.
@@ -138,6 +146,8 @@ def link_library(module: Any, objects: Sequence[bytes] = ()) -> bytes:
     with temporary_folder() as folder:
         library = folder / "program.so"
         codes = [object_code(module), *objects]
+        if any(PARALLEL.encode() in code for code in codes):
+            codes.append(_pool_object(target))
         sources = [folder / f"{number}.o" for number in range(len(codes))]
         for source, code in zip(sources, codes, strict=True):
             write_temporary(source, code)

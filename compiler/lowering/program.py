@@ -69,7 +69,7 @@ def build_library(
     if profile:
         behind = len(plan.memories) + len(plan.shared) + len(plan.parameters)
         module[GlobalVar(PROFILE)] = _entry(PROFILE, parts, behind)
-    return link_library(compile_module(tvm.IRModule(module), target), linked)
+    return link_library(compile_module(tvm.IRModule(module), target), target, linked)
 
 
 class _Table:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
-from ..cpu_device import PARALLEL, configure_pool, load_library
+from ..cpu_device import load_library
+from ..threads.pool import PoolUser
 
 REPEAT, SAMPLE = "prefuse_repeat", "prefuse_sample"  # of the library
 
@@ -36,15 +37,14 @@ class GenerationLibrary:
     def __init__(self, content: bytes, threads: int) -> None:
         """Load it; `threads` are those of the programs. Raises ProgramFileError."""
         self.content = content
-        self._threads = threads if PARALLEL in content else 0
         self._library = load_library(content, (REPEAT, SAMPLE))
+        self._pool_user = PoolUser(self._library, threads)
         self._repeat = self._library.functions[REPEAT]
         self.sample = self._library.functions[SAMPLE]
 
     def prepare(self) -> None:
         """Give the calling thread the workers that the functions need."""
-        if self._threads:
-            configure_pool(self._threads)
+        self._pool_user.enter()
 
     def repeat(self, fields: dict[str, int], after: Callable[[int], bool] | None) -> int:
         """Run the loop; returns the number of steps that it has made.

@@ -25,10 +25,11 @@ from prefuse.kernels.groups.configuration import TEMPLATE
 from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel, Planner, Refusal
-from prefuse.runtime.cpu_device import configure_pool
+from prefuse.runtime import native
 from prefuse.runtime.hardware import tile_state
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import BFLOAT16_EMULATED, VNNI_EMULATED, Target
+from prefuse.runtime.threads.pool import FUNCTIONS, LAUNCH, PARALLEL, PoolUser
 from prefuse.tests.sample import dealt
 from tvm import tirx
 from tvm.ir import Call, GlobalVar, PrimType
@@ -206,7 +207,6 @@ def run(cases: Sequence[Case], target: Target) -> None:
     with mock.patch("prefuse.kernels.codegen.builder.parallel_work", return_value=0):
         kernels = [build(case, target) for case in cases]
     loaded = _loaded(kernels, target)
-    configure_pool(target.threads)
     for case, kernel, (function, detector) in zip(cases, kernels, loaded, strict=True):
         one = _Run(case, kernel, function)
         again = {position - len(kernel.operands) for position in read_back(kernel.function)}
@@ -324,10 +324,12 @@ def _load(kernels: Sequence[BuiltKernel], target: Target) -> tuple[list[Callable
     module[GlobalVar("run")] = entry.with_attr("global_symbol", "run").with_attr("s_tir", True)
     with TemporaryDirectory() as folder:
         path = Path(folder, "kernels.so")
-        path.write_bytes(link_library(compile_module(tvm.IRModule(module), target)))
+        path.write_bytes(link_library(compile_module(tvm.IRModule(module), target), target))
         library, detector = tvm_ffi.load_module(str(path)), RaceDetector(path)
+        workers = PoolUser(native.Library(path, FUNCTIONS, {PARALLEL: LAUNCH}), target.threads)
 
     def run_one(which: int, *given: int) -> None:
+        workers.enter()
         library["run"](which, *given, *[0] * (most - len(given)))
 
     return [partial(run_one, i) for i in range(len(kernels))], detector

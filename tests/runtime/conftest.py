@@ -13,8 +13,8 @@ from prefuse.tests.runtime.tiny_program import ELEMENTS, build_library, write_ti
 
 
 @pytest.fixture(scope="session")
-def tiny_library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return build_library(tmp_path_factory.mktemp("library") / "library.so")
+def tiny_library() -> bytes:
+    return build_library()
 
 
 @pytest.fixture(scope="session")

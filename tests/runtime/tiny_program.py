@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import tvm
+from prefuse.compiler.lowering.native import compile_module, link_library
 from prefuse.runtime.archive import ConstantSource
 from prefuse.runtime.plan import Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
 from prefuse.runtime.program_file import write_program
@@ -70,7 +71,7 @@ def _kernel(name: str, arity: int) -> tirx.PrimFunc:
     return tirx.PrimFunc(pointers, body, ret_type=PrimType("int32")).with_attr("tirx.noalias", True).with_attr("s_tir", True)
 
 
-def build_library(path: Path) -> bytes:
+def build_library() -> bytes:
     """Compile the program's kernels and host function into a shared library."""
     add, double = GlobalVar("add"), GlobalVar("double")
     pointer, table = tirx.Var("addresses", PointerType(PrimType("int64"))), tirx.decl_buffer((4,), "int64", layout=None)
@@ -84,8 +85,8 @@ def build_library(path: Path) -> bytes:
     main = tirx.PrimFunc([pointer], tirx.SeqStmt([tirx.DeclBuffer(table, data=pointer), *steps]))
     main = main.with_attr("global_symbol", "prefuse_main").with_attr("calling_conv", 1).with_attr("s_tir", True)
     module = tvm.IRModule({add: _kernel("add", 3), double: _kernel("double", 2), GlobalVar("prefuse_main"): main})
-    tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "num-cores": 2})).export_library(str(path))
-    return path.read_bytes()
+    target = Target.parse(tiny_plan().target)
+    return link_library(compile_module(module, target), target)
 
 
 def write_tiny(path: Path, library: bytes, plan: Plan | None = None) -> Path:

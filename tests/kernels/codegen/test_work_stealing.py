@@ -36,7 +36,7 @@ def _library(folder: Path) -> ctypes.CDLL:
     builder.store(taken, 0, take_iterations(ranges[0], counts[0], counts[1], counts[2]))
     function = builder.function().with_attr("global_symbol", "take").with_attr("calling_conv", C_CONVENTION)
     path = folder / "take.so"
-    path.write_bytes(link_library(compile_module(tvm.IRModule({tvm.ir.GlobalVar("take"): function}), target)))
+    path.write_bytes(link_library(compile_module(tvm.IRModule({tvm.ir.GlobalVar("take"): function}), target), target))
     return ctypes.CDLL(str(path))
 
 

@@ -171,4 +171,4 @@ def test_a_literal_rounded_in_vectors_compiles(level: str) -> None:
     target = Target("cpu", level, 1)
     built = build_kernel(group, target)
     assert isinstance(built, BuiltKernel)
-    assert link_library(compile_module(tvm.IRModule({"k": built.function.with_attr("global_symbol", "k")}), target))
+    assert link_library(compile_module(tvm.IRModule({"k": built.function.with_attr("global_symbol", "k")}), target), target)

@@ -111,12 +111,12 @@ def test_a_forked_process_has_a_file_of_its_own(spilled_file: Path, free: Compil
     session, answers = load(spilled_file).context(), [np.asarray(free(skip_input(seed))) for seed in range(2)]
     assert _is_right(session, 0, answers[0])
     child = os.fork()
-    if not child:  # its main thread has lost its workers in the fork, a new one has not
-        results: list[bool] = []
-        thread = threading.Thread(target=lambda: results.extend(_is_right(session, 1, answers[1]) for _ in range(20)))
-        thread.start()
-        thread.join()
-        os._exit(0 if results == [True] * 20 else 1)
+    if not child:
+        status = 1
+        try:
+            status = int(not all(_is_right(session, 1, answers[1]) for _ in range(20)))
+        finally:
+            os._exit(status)
     assert all(_is_right(session, 0, answers[0]) for _ in range(20))
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0

@@ -1,0 +1,148 @@
+"""A pool of worker threads for each thread that calls programs, and for each number of threads that these were compiled for.
+
+A parallel region of a kernel is as many tasks as there are threads. Each thread runs its own, which finds in its caches what that
+of the region before has left there, and then what tasks of others nobody has begun; the calling thread then waits for those that
+others have begun. So a worker that is late, for its core is busy with another process, delays nothing: what it would have
+computed, others do (`kernels/codegen/work_stealing.py`). Workers look for a new region for about a millisecond after the last,
+then sleep in the kernel (futex). Their code and the caller's are part of every library with regions
+(`kernels/codegen/thread_pool.py`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import os
+import signal
+import threading
+import time
+import weakref
+from functools import cache
+
+from ..errors import CompileError
+from ..hardware.machine import LINE_BYTES
+from ..native import Library
+
+LAUNCH, USE_POOL, WORK = FUNCTIONS = "prefuse_launch", "prefuse_use_pool", "prefuse_work"  # of a library with parallel regions
+PARALLEL = "__TVMBackendParallelLaunch"  # such a library's pointer to what launches a region
+
+# The words of a pool, zeros in the beginning; what one thread writes often is on a cache line of its own.
+REGION = 0  # int32: the number of the last region; what workers sleep on
+DONE = 64  # int32: its tasks that are done
+SLEEPERS = 128  # int32: workers that sleep, or are about to
+STOP = 132  # int32: not 0 ends the workers
+FUNCTION, CLOSURE, THREADS = 192, 200, 208  # what runs a task, and its argument; int32: tasks of every region
+TASKS = 256  # a line for each task, the first that of the calling thread:
+BEGUN = 0  # int32: the last region in which a thread has begun it
+NUMBER, POOL = (
+    8,
+    16,
+)  # int32: the task's; the pool's address. A worker gets the address of the line of the task that it looks at first
+
+FUTEX_WAIT, FUTEX_WAKE = 128, 129  # of linux/futex.h, within one process
+SYS_FUTEX = 202  # of x86-64
+_ALL = 2**31 - 1
+_STOP_SECONDS = 2e-4  # between looks for whether a worker has ended
+
+
+class ThreadPool:
+    """Workers for regions of `threads` tasks, of which the calling thread runs one. They end with this object, or at exit.
+
+    Raises:
+        CompileError: the system gives the process no more threads.
+    """
+
+    def __init__(self, threads: int, code: Library) -> None:
+        memory = mmap.mmap(-1, TASKS + threads * LINE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.address = address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        ctypes.c_int32.from_address(address + THREADS).value = threads
+        workers = list[ctypes.c_ulong]()
+        weakref.finalize(self, _stop, address, memory, workers, code, os.getpid())
+        unheard = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # Python's handlers belong to its own threads
+        try:
+            for task in range(1, threads):
+                worker, line = ctypes.c_ulong(), address + TASKS + task * LINE_BYTES
+                ctypes.c_int32.from_address(line + NUMBER).value = task
+                ctypes.c_int64.from_address(line + POOL).value = address
+                if error := _libc().pthread_create(ctypes.byref(worker), None, code.functions[WORK], line):
+                    what = f"the system starts no more threads ({os.strerror(error)})"
+                    raise CompileError("call", what, "use fewer threads, or raise the limit of processes (ulimit -u)")
+                workers.append(worker)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unheard)
+
+
+def _stop(address: int, memory: mmap.mmap, workers: list[ctypes.c_ulong], code: Library, process: int) -> None:
+    """End workers, and wait until none runs `code` nor reads `memory` any more. A forked process has none."""
+    del memory, code  # which live until here
+    if process != os.getpid():
+        return
+    ctypes.c_int32.from_address(address + STOP).value = 1
+    for worker in workers:
+        while _libc().pthread_tryjoin_np(worker, None):
+            _libc().syscall(SYS_FUTEX, ctypes.c_void_p(address + REGION), FUTEX_WAKE, _ALL)
+            time.sleep(_STOP_SECONDS)
+
+
+class PoolUser:
+    """A library whose regions run on the calling thread's pool of `threads` threads, or on none, where it has no regions."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, library: Library, threads: int) -> None:
+        self._library = library
+        self._threads = threads
+        self._use = library.functions.get(USE_POOL)
+        self._number = next(self._numbers)
+
+    @property
+    def needs_threads(self) -> bool:
+        """Whether the library has regions."""
+        return self._use is not None
+
+    def enter(self) -> None:
+        """Let the calling thread call functions of the library next. Raises CompileError as ThreadPool does."""
+        if self._use is not None and _own.library != self._number:
+            self._use(ctypes.c_void_p(_pool(self._threads, self._library).address))
+            _own.library = self._number
+
+
+class _Own(threading.local):
+    """What belongs to a thread: the number of the library that it entered last, and its pools by their threads."""
+
+    def __init__(self) -> None:
+        self.library = 0
+        self.pools: dict[int, ThreadPool] = {}
+
+
+_own = _Own()
+_workers_code: list[Library] = []  # the library whose code all workers run: it stays
+
+
+def _pool(threads: int, library: Library) -> ThreadPool:
+    """The calling thread's pool."""
+    if threads not in _own.pools:
+        if not _workers_code:
+            _workers_code.append(library)
+        _own.pools[threads] = ThreadPool(threads, _workers_code[0])
+    return _own.pools[threads]
+
+
+def _forget() -> None:
+    """In a forked process, where the parent's workers are not: the next call makes others."""
+    _own.library = 0
+    _own.pools.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    pointer = ctypes.c_void_p
+    libc.pthread_create.argtypes = [pointer, pointer, pointer, pointer]
+    libc.pthread_tryjoin_np.argtypes = [ctypes.c_ulong, pointer]
+    libc.syscall.argtypes = [ctypes.c_long, pointer, ctypes.c_int, ctypes.c_int]
+    return libc
