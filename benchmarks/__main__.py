@@ -54,6 +54,9 @@ def _models(_context: click.Context, _argument: click.Parameter, names: tuple[st
 @click.option("--batch", default=1, show_default=True, type=click.IntRange(min=1), help="Images, of models of a library.")
 @click.option("--small", is_flag=True, help="Small variants of the models: checks the benchmark, not the engines.")
 @click.option("--seconds", default=3.0, show_default=True, type=click.FloatRange(min=0.1), help="Time for each engine and model.")
+@click.option(
+    "--beside", default=0, show_default=True, type=click.IntRange(min=0), help="Other processes that compute meanwhile."
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the results to this file.")
 def main(
     models: tuple[str, ...],
@@ -62,11 +65,12 @@ def main(
     batch: int,
     small: bool,
     seconds: float,
+    beside: int,
     json_path: Path | None,
 ) -> None:
     """Run MODELs through prefuse and its peers, interleaved, and compare: ours by name ("all" for every one), and those of
     libraries as timm/NAME or torchvision/NAME."""
-    settings = Settings(engines, threads, small, batch, seconds)
+    settings = Settings(engines, threads, small, batch, seconds, beside)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     measured: dict[str, Measurement] = {}
     for model in models:

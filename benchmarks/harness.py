@@ -7,9 +7,11 @@ is measured around each round; rounds in which it had lost a core or two to othe
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
@@ -23,7 +25,7 @@ from .reference import make_task, worst_error
 from .worker import Failure, Worker
 
 _BLOCK_SECONDS = 0.5
-_PAUSE_SECONDS = 0.25  # until the spinning threads of the engine before sleep: those of TVM spin for 0.15 s
+_PAUSE_SECONDS = 0.25  # until the spinning threads of the engine before sleep
 _SLOW = 0.8  # of the best speed of any round: below it the machine had not all of its cores
 
 
@@ -70,13 +72,15 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a model is measured; `seconds` is the time each engine gets, in blocks of half a second."""
+    """How a model is measured; `seconds` is the time each engine gets, in blocks of half a second, `beside` how many other
+    processes compute all the time meanwhile."""
 
     engines: tuple[str, ...]
     threads: int = 2
     small: bool = False
     batch: int = 1
     seconds: float = 3.0
+    beside: int = 0
     max_error: float = float("inf")  # of engines that are told how exact to be
     folder: Path | None = None  # where models and what engines make of them are kept for other runs
 
@@ -106,10 +110,23 @@ def measure_task(task: Task, exact: Sequence[np.ndarray], settings: Settings, pr
         results[engine] = Result(
             task.model, engine, error=error, compile_seconds=ready.compile_seconds, imported_bytes=ready.imported_bytes
         )
-    rounds = _take_turns(workers, settings, progress)
+    with _others(settings.beside):
+        rounds = _take_turns(workers, settings, progress)
     for engine, worker in workers.items():
         results[engine] = _with_times(results[engine], rounds, worker.stop())
     return Measurement([results[engine] for engine in settings.engines], rounds.gflops, rounds.counted)
+
+
+@contextmanager
+def _others(count: int) -> Iterator[None]:
+    """Processes that compute all the time."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def ratio(slower: Result, faster: Result) -> float:

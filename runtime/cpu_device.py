@@ -24,7 +24,7 @@ from .streaming.storage import StorageError
 from .streams import copy_streams
 from .target import Target
 from .temporary_folder import temporary_folder, write_temporary
-from .threads.pool import FUNCTIONS, LAUNCH, PARALLEL, PoolUser
+from .threads.pool import FUNCTIONS, LAUNCH, PARALLEL, WORK, PoolUser
 
 MAIN = "prefuse_main"  # takes an array of int64 addresses: of the plan's memories and parameters
 PROFILE = "prefuse_profile"  # and the address of the stamps; only in programs that are compiled to be profiled
@@ -122,6 +122,10 @@ class CpuExecutable:
         self._library = load_library(program.library, (MAIN, PROFILE))
         if MAIN not in self._library.functions:
             raise ProgramFileError("library.so", f"it has no function {MAIN}", "compile the model again")
+        if PARALLEL.encode() in program.library and WORK not in self._library.functions:
+            raise ProgramFileError(
+                "library.so", "it is of an earlier prefuse, whose threads were TVM's", "compile the model again"
+            )
         self.pool_user = PoolUser(self._library, target.threads)
 
     def copier(self, arena: Arena) -> Copier | None:

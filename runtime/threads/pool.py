@@ -10,14 +10,16 @@ then sleep in the kernel (futex). Their code and the caller's are part of every 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import itertools
-import mmap
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from functools import cache
 
 from ..errors import CompileError
@@ -47,42 +49,74 @@ _STOP_SECONDS = 2e-4  # between looks for whether a worker has ended
 
 
 class ThreadPool:
-    """Workers for regions of `threads` tasks, of which the calling thread runs one. They end with this object, or at exit.
-
-    Raises:
-        CompileError: the system gives the process no more threads.
-    """
+    """Workers for regions of `threads` tasks, of which the calling thread runs one. They end with this object, or at exit."""
 
     def __init__(self, threads: int, code: Library) -> None:
-        memory = mmap.mmap(-1, TASKS + threads * LINE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.address = address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        ctypes.c_int32.from_address(address + THREADS).value = threads
-        workers = list[ctypes.c_ulong]()
-        weakref.finalize(self, _stop, address, memory, workers, code, os.getpid())
+        """Start them; they run functions of `code`.
+
+        Raises:
+            CompileError: the system gives the process no more threads.
+        """
+        size = TASKS + threads * LINE_BYTES
+        self.address = _libc().aligned_alloc(LINE_BYTES, size)  # not Python's, which would take it back at exit beside a call
+        ctypes.memset(self.address, 0, size)
+        _word(self.address + THREADS).value = threads
+        self._workers = list[ctypes.c_ulong]()
+        self._process = os.getpid()
+        weakref.finalize(self, _give_back, self.address, self._workers, self._process, code).atexit = False
+        _live.add(self)
         unheard = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # Python's handlers belong to its own threads
         try:
             for task in range(1, threads):
-                worker, line = ctypes.c_ulong(), address + TASKS + task * LINE_BYTES
-                ctypes.c_int32.from_address(line + NUMBER).value = task
-                ctypes.c_int64.from_address(line + POOL).value = address
+                worker, line = ctypes.c_ulong(), self.address + TASKS + task * LINE_BYTES
+                _word(line + NUMBER).value = task
+                ctypes.c_int64.from_address(line + POOL).value = self.address
                 if error := _libc().pthread_create(ctypes.byref(worker), None, code.functions[WORK], line):
                     what = f"the system starts no more threads ({os.strerror(error)})"
                     raise CompileError("call", what, "use fewer threads, or raise the limit of processes (ulimit -u)")
-                workers.append(worker)
+                self._workers.append(worker)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, unheard)
 
+    def stop(self) -> None:
+        """End the workers. Calls go on without them."""
+        if self._process == os.getpid():
+            _stop(self.address, self._workers)
 
-def _stop(address: int, memory: mmap.mmap, workers: list[ctypes.c_ulong], code: Library, process: int) -> None:
-    """End workers, and wait until none runs `code` nor reads `memory` any more. A forked process has none."""
-    del memory, code  # which live until here
-    if process != os.getpid():
-        return
-    ctypes.c_int32.from_address(address + STOP).value = 1
-    for worker in workers:
-        while _libc().pthread_tryjoin_np(worker, None):
+
+_live: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """At exit nothing may run code that is about to be unloaded."""
+    for pool in list(_live):
+        pool.stop()
+
+
+def _stop(address: int, workers: list[ctypes.c_ulong]) -> None:
+    """End workers, and wait until none runs any more."""
+    _word(address + STOP).value = 1
+    while workers:
+        while _libc().pthread_tryjoin_np(workers[-1], None):
             _libc().syscall(SYS_FUTEX, ctypes.c_void_p(address + REGION), FUTEX_WAKE, _ALL)
             time.sleep(_STOP_SECONDS)
+        workers.pop()
+
+
+def _give_back(
+    address: int,
+    workers: list[ctypes.c_ulong],
+    process: int,
+    code: Library,
+    is_finalizing: Callable[[], bool] = sys.is_finalizing,
+) -> None:
+    """End the workers of a pool that is gone, then give back its memory, and only then `code`. A forked process has none of its
+    parent's; while Python ends, a thread may still be in a call."""
+    if is_finalizing() or process != os.getpid():
+        return
+    _stop(address, workers)
+    _libc().free(address)
 
 
 class PoolUser:
@@ -144,5 +178,11 @@ def _libc() -> ctypes.CDLL:
     pointer = ctypes.c_void_p
     libc.pthread_create.argtypes = [pointer, pointer, pointer, pointer]
     libc.pthread_tryjoin_np.argtypes = [ctypes.c_ulong, pointer]
+    libc.aligned_alloc.argtypes, libc.aligned_alloc.restype = [ctypes.c_size_t, ctypes.c_size_t], pointer
+    libc.free.argtypes, libc.free.restype = [pointer], None
     libc.syscall.argtypes = [ctypes.c_long, pointer, ctypes.c_int, ctypes.c_int]
     return libc
+
+
+def _word(address: int) -> ctypes.c_int32:
+    return ctypes.c_int32.from_address(address)

@@ -61,6 +61,7 @@ class _NoWorkers:
     def __init__(self, error: int = 0) -> None:
         self.started: list[int] = []
         self.error = error
+        self.aligned_alloc, self.free = pool._libc().aligned_alloc, pool._libc().free
 
     def pthread_create(self, worker: object, attributes: None, code: object, line: int) -> int:
         self.started.append(line)
@@ -79,7 +80,8 @@ def test_a_call_needs_no_worker(net: CompiledModel, x: np.ndarray, answer: np.nd
 
 
 def test_threads_that_the_system_does_not_give(net: CompiledModel, x: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_libc", lambda: _NoWorkers(error=11))
+    none = _NoWorkers(error=11)
+    monkeypatch.setattr(pool, "_libc", lambda: none)
     with pytest.raises(CompileError, match="the system starts no more threads"):
         in_new_thread(lambda: net(x))
 
@@ -141,6 +143,8 @@ def test_a_forked_process_has_workers_of_its_own(net: CompiledModel, x: np.ndarr
 
 
 _EXIT = """
+import atexit
+atexit.register(lambda: net(x))  # before that of prefuse, so that it is called after it
 import sys, threading, numpy as np, prefuse
 net, x = prefuse.load(sys.argv[1]), np.ones(({rows}, {width}), np.float32)
 def forever():
