@@ -18,13 +18,13 @@ import signal
 import sys
 import threading
 import time
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Protocol
 
-from ..errors import CompileError
 from ..hardware.machine import LINE_BYTES
-from ..native import Library
 
 LAUNCH, USE_POOL, WORK = FUNCTIONS = "prefuse_launch", "prefuse_use_pool", "prefuse_work"  # of a library with parallel regions
 PARALLEL = "__TVMBackendParallelLaunch"  # such a library's pointer to what launches a region
@@ -48,15 +48,18 @@ _ALL = 2**31 - 1
 _STOP_SECONDS = 2e-4  # between looks for whether a worker has ended
 
 
+class Library(Protocol):
+    """A library in memory, as long as this object is, and functions of it by their names."""
+
+    @property
+    def functions(self) -> Mapping[str, Callable[..., object]]: ...
+
+
 class ThreadPool:
     """Workers for regions of `threads` tasks, of which the calling thread runs one. They end with this object, or at exit."""
 
     def __init__(self, threads: int, code: Library) -> None:
-        """Start them; they run functions of `code`.
-
-        Raises:
-            CompileError: the system gives the process no more threads.
-        """
+        """Start them; they run functions of `code`. A warning tells where the system gives the process fewer."""
         size = TASKS + threads * LINE_BYTES
         self.address = _libc().aligned_alloc(LINE_BYTES, size)  # not Python's, which would take it back at exit beside a call
         ctypes.memset(self.address, 0, size)
@@ -73,7 +76,9 @@ class ThreadPool:
                 ctypes.c_int64.from_address(line + POOL).value = self.address
                 if error := _libc().pthread_create(ctypes.byref(worker), None, code.functions[WORK], line):
                     what = f"the system starts no more threads ({os.strerror(error)})"
-                    raise CompileError("call", what, "use fewer threads, or raise the limit of processes (ulimit -u)")
+                    fix = "use fewer, or raise the limit of processes (ulimit -u)"
+                    warnings.warn(f"{what}: calls of this one run on {task} of {threads}; {fix}", RuntimeWarning, stacklevel=2)
+                    break
                 self._workers.append(worker)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, unheard)
@@ -136,7 +141,7 @@ class PoolUser:
         return self._use is not None
 
     def enter(self) -> None:
-        """Let the calling thread call functions of the library next. Raises CompileError as ThreadPool does."""
+        """Let the calling thread call functions of the library next."""
         if self._use is not None and _own.library != self._number:
             self._use(ctypes.c_void_p(_pool(self._threads, self._library).address))
             _own.library = self._number

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -60,8 +60,8 @@ def dealt_to_threads(detectors: list[RaceDetector]) -> Iterator[None]:
     """All that may be parallel is in what is compiled inside; the list gets the parallel regions of each program loaded there."""
 
     class Library(native.Library):
-        def __init__(self, path: Path, names: Sequence[str]) -> None:
-            super().__init__(path, names)
+        def __init__(self, path: Path, names: Sequence[str], replaced: Mapping[str, str] | None = None) -> None:
+            super().__init__(path, names, replaced)
             detectors.append(RaceDetector(path))
 
     with (

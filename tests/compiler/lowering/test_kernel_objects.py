@@ -127,8 +127,8 @@ def test_what_may_be_written_in_place_is_said_of_each_kernel(monkeypatch: pytest
     texts: list[str] = []
     compile_module = native.compile_module
 
-    def seen(module: Any, target: Any) -> Any:
-        result = compile_module(module, target)
+    def seen(module: Any, target: Any, imported: str = "") -> Any:
+        result = compile_module(module, target, imported)
         texts.append(str(result.inspect_source("ll")))
         return result
 

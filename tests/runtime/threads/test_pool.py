@@ -17,7 +17,6 @@ import numpy as np
 import prefuse
 import pytest
 from prefuse.runtime.cpu_device import CpuExecutable
-from prefuse.runtime.errors import CompileError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.threads import pool
 from prefuse.tests.models.chains import ROWS, product_chain
@@ -79,11 +78,13 @@ def test_a_call_needs_no_worker(net: CompiledModel, x: np.ndarray, answer: np.nd
     assert len(none.started) == 2
 
 
-def test_threads_that_the_system_does_not_give(net: CompiledModel, x: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_the_system_does_not_give(
+    net: CompiledModel, x: np.ndarray, answer: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
     none = _NoWorkers(error=11)
     monkeypatch.setattr(pool, "_libc", lambda: none)
-    with pytest.raises(CompileError, match="the system starts no more threads"):
-        in_new_thread(lambda: net(x))
+    with pytest.warns(RuntimeWarning, match="the system starts no more threads .*: calls of this one run on 1 of 3"):
+        assert in_new_thread(lambda: np.array_equal(np.asarray(net(x)), answer))
 
 
 def test_workers_compute_and_sleep_between_calls(net: CompiledModel, x: np.ndarray, answer: np.ndarray) -> None:
