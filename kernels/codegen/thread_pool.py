@@ -107,8 +107,10 @@ run:
   %function = load ptr, ptr %function.at
   %closure = load ptr, ptr %closure.at
   %result = call i32 %function(i32 %task, ptr %environment, ptr %closure)
-  %done = atomicrmw add ptr %done.at, i32 1 release
-  br label %next
+  %others = atomicrmw add ptr %done.at, i32 1 release
+  %done = add i32 %others, 1
+  %are.done = icmp eq i32 %done, %threads
+  br i1 %are.done, label %end, label %next
 next:
   %further = add i32 %distance, 1
   %is.more = icmp ult i32 %further, %threads

@@ -30,17 +30,14 @@ LAUNCH, USE_POOL, WORK = FUNCTIONS = "prefuse_launch", "prefuse_use_pool", "pref
 PARALLEL = "__TVMBackendParallelLaunch"  # such a library's pointer to what launches a region
 
 # The words of a pool, zeros in the beginning; what one thread writes often is on a cache line of its own.
-REGION = 0  # int32: the number of the last region; what workers sleep on
+FUNCTION, CLOSURE, THREADS = 0, 8, 16  # what runs a task of the last region, and its argument; int32: tasks of every region
+REGION = 20  # int32: the last region's number, written behind these; what workers sleep on
 DONE = 64  # int32: its tasks that are done
 SLEEPERS = 128  # int32: workers that sleep, or are about to
 STOP = 132  # int32: not 0 ends the workers
-FUNCTION, CLOSURE, THREADS = 192, 200, 208  # what runs a task, and its argument; int32: tasks of every region
-TASKS = 256  # a line for each task, the first that of the calling thread:
+TASKS = 192  # a line for each task, the first that of the calling thread:
 BEGUN = 0  # int32: the last region in which a thread has begun it
-NUMBER, POOL = (
-    8,
-    16,
-)  # int32: the task's; the pool's address. A worker gets the address of the line of the task that it looks at first
+NUMBER, POOL = 8, 16  # int32: the task's; the pool's address. A worker is given the address of the line of its own task
 
 FUTEX_WAIT, FUTEX_WAKE = 128, 129  # of linux/futex.h, within one process
 SYS_FUTEX = 202  # of x86-64
