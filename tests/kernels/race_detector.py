@@ -30,7 +30,7 @@ class RaceDetector:
     """The parallel regions of a library that TVM has loaded, to be run task by task on the calling thread."""
 
     def __init__(self, library: Path) -> None:
-        """Find the library's pointer to TVM's thread pool; one without parallel regions has none."""
+        """Find the library's pointer to what runs regions on threads; one without parallel regions has none."""
         self._library = ctypes.CDLL(str(library))  # the very one in memory, as long as it is there
         try:
             self._launch: Any = ctypes.c_void_p.in_dll(self._library, _SYMBOL)
