@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -39,8 +40,9 @@ class Object:
     def __init__(self, handle: int) -> None:
         self.handle = handle
 
-    def __del__(self) -> None:
-        tvm_ffi().TVMFFIObjectDecRef(self.handle)
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # when Python ends, the functions of this module may be gone before what its variables hold
+            tvm_ffi().TVMFFIObjectDecRef(self.handle)
 
 
 class Function(Object):

@@ -165,6 +165,14 @@ def test_a_process_ends_while_threads_call(net: CompiledModel, tmp_path: Path) -
         subprocess.run([sys.executable, "-c", script, str(tmp_path / "net.prefuse")], check=True, timeout=60)
 
 
+def test_a_process_ends_in_silence(net: CompiledModel, tmp_path: Path) -> None:
+    net.save(tmp_path / "net.prefuse")
+    script = f"import sys, numpy, prefuse; prefuse.load(sys.argv[1])(numpy.ones(({_ROWS}, {_WIDTH}), 'float32'))"
+    command = [sys.executable, "-c", script, str(tmp_path / "net.prefuse")]
+    result = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    assert result.stdout + result.stderr == ""
+
+
 def test_a_pool_outlives_the_program_that_made_it(x: np.ndarray, answer: np.ndarray) -> None:
     """Workers run the code of a library that stays."""
 
