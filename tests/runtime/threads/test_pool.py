@@ -170,6 +170,7 @@ import numpy as np, onnx.parser, prefuse
 text = '<ir_version: 10, opset_import: ["": 21]> g (float[512,512] x) => (float[512,512] r) { r = Softmax(x) }'
 net = prefuse.compile(onnx.parser.parse_model(text), threads=2, cache=False)
 net(np.ones((512, 512), np.float32))
+del net  # but not the library, whose code workers run
 """
 
 
