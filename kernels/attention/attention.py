@@ -213,8 +213,8 @@ class _Kernel:
 
     @property
     def visible_step(self) -> int:
-        """Keys that few queries see or do not see together; of many, as many as a sum of the format may add up in a chain."""
-        return 64 if self.form.keys <= 1024 or self.form.keys % 256 else 256
+        """Keys that few queries see or do not see together; of many, as many as are one chain of a sum (`sum_tile`)."""
+        return 32 if self.form.keys <= 1024 or self.form.keys % 256 else 256
 
     @property
     def is_running(self) -> bool:

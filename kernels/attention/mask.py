@@ -20,6 +20,7 @@ from .pattern import Attention, values_after
 
 HIDDEN = -1e38  # below it a score, such as the least float32, has probability 0 among scores that models compute
 _NONE = tirx.const(0, "float32")  # no key is seen
+_SKIPPED_STEPS = 8  # that are looked at together, until one of their keys is seen
 _STEPS = frozenset(["Add", "Cast", "Div", "Mul", "Sub", "Tanh", "Where"])  # if they make -inf of 0, then of every finite score
 Score = Callable[[Expr, Expr], Expr]  # of (row, key), of a product that is 0
 
@@ -98,11 +99,22 @@ def visible_keys(builder: KernelBuilder, score: Score, rows: Expr, first: Expr, 
         look(whole * step, rest)
         with builder.when(tirx.EQ(seen[0], _NONE)):
             builder.store(end, zero, tirx.const(whole * step, "int32"))
-    with builder.while_true(tirx.And(tirx.EQ(seen[0], _NONE), end[0] > zero)):
-        begin = builder.bind(tirx.min(end[0], whole * step) - step)
-        look(begin, step)
+
+    def look_back(size: int) -> None:
+        """Look at `size` keys before the end, and move it back, until some are seen."""
+        with builder.while_true(tirx.And(tirx.EQ(seen[0], _NONE), end[0] > zero)):
+            begin = builder.bind(tirx.max(tirx.min(end[0], whole * step) - size, 0))
+            look(begin, size)
+            with builder.when(tirx.EQ(seen[0], _NONE)):
+                builder.store(end, zero, begin)
+
+    if whole > _SKIPPED_STEPS:  # of a cache that has hardly begun, most is left out by far fewer looks
         with builder.when(tirx.EQ(seen[0], _NONE)):
-            builder.store(end, zero, begin)
+            look_back(_SKIPPED_STEPS * step)
+            builder.store(seen, zero, _NONE)
+            look_back(step)
+    else:
+        look_back(step)
     return end[0]
 
 

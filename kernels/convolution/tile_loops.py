@@ -10,7 +10,8 @@ from tvm import tirx
 from ...runtime.symbolic.sizes import Size, SizeLike
 from ..codegen.builder import Expr, KernelBuilder
 from ..codegen.work_stealing import Shares
-from ..microkernels.register_tile import WORK_PER_OPERATION, split_options
+from ..cost.memory import product_work
+from ..microkernels.register_tile import split_options
 
 _UNITS = 256  # of the most cycles that a tile takes, fewer for so many rows that what all take would be no int32
 _NEVER = 2**31 - 1
@@ -55,7 +56,7 @@ def deal(
     `flops`: of the whole. `operands`: bytes of the image ("image") and of the weights ("weights"). A loop over "n" or phases cuts
     the weights, one over groups both, any other the image.
     """
-    work = flops // WORK_PER_OPERATION
+    work = product_work(flops, sum(operands.values()), builder.machine)
     threads = builder.threads_for(work)
     cut = {axis: sum(operands[name] for name in _CUT.get(axis, ("image",))) for axis in extents}
     split = builder.choose("split", split_options(list(extents), extents, threads, flops, cut, builder.machine))

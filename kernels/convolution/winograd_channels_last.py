@@ -25,6 +25,7 @@ from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, unravel
 from ..codegen.work_stealing import Shares
 from ..cost.convolution import Convolution
+from ..cost.memory import WORK_PER_OPERATION
 from ..cost.product import product_tiles
 from ..cost.winograd import PAIRED_TILES, WINOGRAD_HALF_OUTPUTS, WinogradChoice, tiles_along, winograd_choice, winograd_choices
 from ..formats.bfloat16 import rounded, word_at
@@ -49,7 +50,6 @@ _TILES_WORTH = 1.25  # factor on Winograd's cycles against AMX's, which are coun
 _TYPES = ("float32", "bfloat16")  # of the operands
 _BITS = "uint16"  # type of transformed inputs that are rounded to bfloat16, as bits
 _LINE_BYTES = 64
-_WORK_PER_OPERATION = 16
 _Element = Callable[[int, Expr, Expr], Expr]  # of the input: (row of a tile, column of a tile, channel)
 
 
@@ -127,7 +127,7 @@ class _Kernel:
         self.pitch = channels + (_LINE_BYTES // item_bytes if channels % 512 == 0 else 0)  # avoids set conflicts of rows
         tile = self._tile_options(tiles)[0]
         self.flops = 2 * self.points * self.tiles * one.groups * one.inputs * one.outputs
-        self.threads = self.builder.threads_for(self.flops // _WORK_PER_OPERATION)
+        self.threads = self.builder.threads_for(self.flops // WORK_PER_OPERATION)
         near = _NEAR_BYTES // (self.points * (item_bytes * self.pitch + 4 * tile.columns))
         weights = self.points * channels * one.outputs
         is_narrow = form.inner.types[form.anchor.inputs[0]].dtype == "bfloat16"
@@ -190,7 +190,7 @@ class _Kernel:
         size, blocks = self.size, ceil(self.tiles / self.size)
         inputs = self._matrices(size, self.pitch, self.transformed, threads)
         products = self._matrices(size, self.tile.columns, TYPE, threads)
-        shares = Shares(builder, threads, blocks, self.flops // _WORK_PER_OPERATION)
+        shares = Shares(builder, threads, blocks, self.flops // WORK_PER_OPERATION)
         with builder.loop(threads, "parallel", "thread") as thread, shares.of(thread) as (begin, end):
             mine, made = self._of_thread(inputs, thread), self._of_thread(products, thread)
             with builder.loop(builder.bind(end - begin), name="block") as i:
@@ -214,9 +214,9 @@ class _Kernel:
         with builder.loop(ceil(self.tiles / size), name="block") as block:
             first = builder.bind(block * size)
             count = builder.bind(tirx.min(self.tiles - first, size))
-            with builder.dynamic_chunks(count, self.flops // _WORK_PER_OPERATION) as t:
+            with builder.dynamic_chunks(count, self.flops // WORK_PER_OPERATION) as t:
                 self._transform_input(inputs, t, builder.bind(first + t))
-            shares = Shares(builder, threads, panels * pieces, self.flops // _WORK_PER_OPERATION)
+            shares = Shares(builder, threads, panels * pieces, self.flops // WORK_PER_OPERATION)
             with builder.loop(threads, "parallel", "thread") as thread, shares.of(thread) as (begin, end):
                 made = self._of_thread(products, thread)
                 with builder.loop(builder.bind(end - begin), name="piece") as i:

@@ -8,6 +8,7 @@ from ...runtime.hardware.machine import Machine
 from ...runtime.symbolic.sizes import estimating
 
 _OPERATIONS_A_CYCLE = 10.0  # of a kernel, scalar ones, which vectors make
+WORK_PER_OPERATION = 16  # floating-point operations of a product that count as one scalar operation of the work dealt to threads
 COPIED_BYTES = 8.0  # a cycle, when a tensor is read or written contiguously
 _CONVERTED_BYTES = 3.0  # a cycle, when a tensor is transposed: strided loads
 _CONVERTED_SHARE = 0.25  # of a GPU's memory rate
@@ -17,6 +18,13 @@ _SCATTERED_ELEMENT = 1.0  # cycles of an element that is stored alone
 def parallel_work(machine: Machine) -> float:
     """Scalar operations below which a parallel region costs more than it saves: one core makes them while threads wake."""
     return _OPERATIONS_A_CYCLE * machine.wake_cycles
+
+
+@estimating
+def product_work(flops: int, size_bytes: int, machine: Machine) -> int:
+    """Scalar operations that take as long as a product, to be dealt to threads: as its arithmetic, or as reading its operands
+    from the nearest memory that holds them, which is what a product of few rows takes."""
+    return int(max(flops // WORK_PER_OPERATION, _OPERATIONS_A_CYCLE * machine.read_cycles(size_bytes)))
 
 
 @estimating

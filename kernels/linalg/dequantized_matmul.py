@@ -18,7 +18,7 @@ from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..cost.stored_weights import dequantized_cycles, dequantized_tiles
 from ..formats.format import F32
 from ..groups.group import Group
-from ..microkernels.register_tile import WORK_PER_OPERATION, Tile, sum_tile
+from ..microkernels.register_tile import Tile, sum_tile
 from ..microkernels.weight_packing import Sections
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import machine_of
@@ -76,10 +76,10 @@ class _DequantizedKernel(WeightsKernel):
         words, a, flops = self.words(sections), self.rows_of_a(), 2 * rows * self.b.lines * self.a.depth
         in_block = max(self._block_limit(tile) // sections.length, 1)
         size, padded_rows = in_block * sections.length, -(-rows // tile.rows) * tile.rows
-        threads = max(min(builder.threads_for(flops // WORK_PER_OPERATION), sections.panels), 1)
+        threads = max(min(builder.threads_for(self.work), sections.panels), 1)
         block = builder.workspace(threads * size * tile.columns, "float32")
         sums = builder.workspace(threads * padded_rows * tile.columns, "float32")
-        shares = Shares(builder, threads, sections.panels, flops // WORK_PER_OPERATION)
+        shares = Shares(builder, threads, sections.panels, self.work)
         with builder.loop(threads, "parallel", "thread") as thread:
             scratch = _Scratch(block, thread * (size * tile.columns), sums, thread * (padded_rows * tile.columns))
             with shares.of(thread) as (begin, end), builder.loop(end - begin, name="panel") as number:

@@ -27,7 +27,6 @@ from ..microkernels.amx_blocks import tile_threads
 from ..microkernels.amx_packing import LINES
 from ..microkernels.amx_unit import COLUMNS, ROWS, S8U8_TILES, TILE_WORDS, WORDS, tile_unit
 from ..microkernels.packed_gemm import Scratch
-from ..microkernels.register_tile import WORK_PER_OPERATION
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.values import anchor_of
 from .digit_tiles import LONGEST, LONGEST_ROUGH, DigitTiles, Stretches, cut_into_digits, stretches_of, tiles_of
@@ -116,12 +115,12 @@ class _DigitTilesKernel(WeightsKernel):
         words, middle = self.words(s), DIGIT_MIDDLE if self.has_units else self.weights.usual_zero
         fixed = cut_into_digits(builder, self.rows_of_a(), rows, stretches, self.digits, middle)
         store, flops = self.store(), 2 * rows * self.b.lines * self.a.depth
-        threads = min(builder.threads_for(flops // WORK_PER_OPERATION), s.panels)
+        threads = min(builder.threads_for(self.work), s.panels)
         tile_words = 0 if self._reads_words(self.has_units) else self.b_digits * stretches.steps * 2 * TILE_WORDS
         scratch = builder.workspace(threads * tile_words, "int32")
         units = builder.workspace(threads * LINES, "float32")
         totals = builder.workspace(threads * rows * LINES, "float32")
-        shares = Shares(builder, threads, s.panels, flops // WORK_PER_OPERATION)
+        shares = Shares(builder, threads, s.panels, self.work)
         with tile_threads(builder, self.unit, threads, self.digits * self.b_digits) as (thread, sums):
             own, unit, result = (
                 Scratch(buffer, builder.bind(thread * size))

@@ -15,9 +15,10 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major
 from ..codegen.work_stealing import Shares
+from ..cost.memory import WORK_PER_OPERATION
 from ..cost.product import product_block_bytes
 from ..groups.group import Group, Op
-from ..microkernels.register_tile import WORK_PER_OPERATION, Plane, Tile, TileProduct, emit_tile, tile_options
+from ..microkernels.register_tile import Plane, Tile, TileProduct, emit_tile, tile_options
 from ..reduction.row_schedule import RowForm, row_form
 from ..reduction.rows import OPERATORS as ROW_OPERATORS
 from ..reduction.rows import SCRATCH_BYTES, emit_row, row_operands, row_scratch

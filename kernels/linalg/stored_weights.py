@@ -11,10 +11,11 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr
 from ..codegen.work_stealing import Shares
+from ..cost.memory import product_work
 from ..formats.format import F32, Format
 from ..groups.group import Group, Op
 from ..microkernels.fixed_point import BlockScales
-from ..microkernels.register_tile import WORK_PER_OPERATION, Tile
+from ..microkernels.register_tile import Tile
 from ..microkernels.weight_packing import PackBlocks, PackSections, Sections, bits_of, cut_sections, middle_of, shared_sections
 from ..template.contract import Candidate, Operand, Refusal
 from ..template.values import NARROW_FLOATS, anchor_of
@@ -113,6 +114,11 @@ class WeightsKernel(MatMulKernel):
         scales = self.group.types[self.weights.scale].elements
         return self.a.depth * self.b.lines * self.weights.bits // 8 + scales * (5 if self.weights.zero else 4)
 
+    @property
+    def work(self) -> int:
+        """Scalar operations of the whole, to be dealt to threads."""
+        return product_work(2 * self.a.lines * self.b.lines * self.a.depth, self.constant_bytes, self.target.machine)
+
     def sections(self, longest: int, tile: int) -> Sections:
         """Sections of k of at most `longest` elements, each within a block, in panels of `tile` columns; of weights that kernels
         for other numbers of rows read, too, as many for all of these."""
@@ -176,9 +182,8 @@ class WeightsKernel(MatMulKernel):
         """Share panels out to threads, and store what `multiply(rows, (words, first word), scales)` makes of each register tile:
         totals [rows, columns] of these rows."""
         builder, store, rows = self.builder, self.store(), self.a.lines
-        work = 2 * rows * self.b.lines * self.a.depth // WORK_PER_OPERATION
-        threads = min(builder.threads_for(work), sections.panels)
-        shares = Shares(builder, threads, sections.panels, work)
+        threads = min(builder.threads_for(self.work), sections.panels)
+        shares = Shares(builder, threads, sections.panels, self.work)
         with (
             builder.loop(threads, "parallel", "thread") as thread,
             shares.of(thread) as (begin, end),

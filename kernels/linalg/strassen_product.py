@@ -18,11 +18,12 @@ from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder, unravel
 from ..codegen.work_stealing import Shares
 from ..cost.estimate import with_bytes, with_epilogue
+from ..cost.memory import WORK_PER_OPERATION
 from ..cost.strassen import StrassenChoice, strassen_choices
 from ..formats.format import F32
 from ..groups.group import Group, Op
 from ..microkernels.packing import Panel
-from ..microkernels.register_tile import WORK_PER_OPERATION, sum_tile, tile_options
+from ..microkernels.register_tile import sum_tile, tile_options
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish
 from .matmul import Side

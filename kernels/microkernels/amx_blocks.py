@@ -28,7 +28,7 @@ _SUMS = ((0, 1), (2, 3))
 _RUNS = 4  # of lines of a panel that is prefetched; a step has a multiple of them
 _SIZE, _INFINITY = 0x7FFFFFFF, 0x7F800000
 # Scalar operations that a product of two tiles counts for in the work dealt to threads: its 16 cycles, at four a cycle, as
-# multiply-adds are counted (register_tile.WORK_PER_OPERATION).
+# multiply-adds are counted (cost/memory.py: WORK_PER_OPERATION).
 _WORK_PER_DOT = 64
 
 

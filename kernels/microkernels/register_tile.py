@@ -26,6 +26,7 @@ from ...runtime.symbolic.shapes import is_one
 from ...runtime.symbolic.sizes import Size, SymbolicSizeError, estimating, greatest_of, hint_of, least_of
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, unravel
 from ..codegen.work_stealing import Shares
+from ..cost.memory import product_work
 from ..cost.register_tile import last_rows, ranked_tiles
 from ..formats.format import Format
 from ..formats.multiply_add import multiply_add_of
@@ -40,7 +41,6 @@ _NARROW_BYTES, _NARROW_AHEAD_BYTES = 2, 8 * 1024  # of elements up to which fewe
 _SHARING_TILES = 4  # tiles of rows from which on they prefetch the next panel together
 _NEAR_BYTES, _PANEL_BYTES = 256 * 1024, 384 * 1024  # of B, above which that pays; of a panel that stays in L2 beside the next one
 _Loops: TypeAlias = tuple[tuple[int, ...], Callable[[Index], Index]]  # extents, and the map to those that they stand for
-WORK_PER_OPERATION = 16  # floating-point operations that count as one scalar operation of the work dealt to threads
 
 
 @dataclass(frozen=True)
@@ -149,12 +149,13 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
         else ["batch", "n", "m"]
     )
     order = builder.choose("order", loop_orders(order, extents))
-    threads = builder.threads_for(product.flops // WORK_PER_OPERATION)
+    work = product_work(product.flops, a_bytes + b_bytes, builder.machine)
+    threads = builder.threads_for(work)
     cut = {"batch": a_bytes + b_bytes, "m": a_bytes, "n": b_bytes}
     split = builder.choose("split", split_options(order, extents, threads, product.flops, cut, builder.machine))
     # Each panel meets all tiles of rows, on one thread: these may divide among them what is to be done for the next one.
     parts = hint_of(extents["m"]) if order[-2:] == ["n", "m"] and (threads == 1 or split != "m") else 1
-    shares = Shares(builder, threads, extents[split], product.flops // WORK_PER_OPERATION)
+    shares = Shares(builder, threads, extents[split], work)
     with ExitStack() as loops:
         thread = loops.enter_context(builder.loop(threads, "parallel", "thread"))
         own = loops.enter_context(shares.of(thread))
