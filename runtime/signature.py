@@ -169,7 +169,7 @@ class _Tensor:
         if isinstance(value, int | float) and not self._shape:
             return number_array(value, self._dtype.name, self.where)
         what = f"{type(value).__name__} is neither a NumPy array nor a torch tensor"
-        raise InputError(self.where, what, f"give {self._describe(self._dtype.name, self._shape)}")
+        raise InputError(self.where, what, unpacked(value) or f"give {self._describe(self._dtype.name, self._shape)}")
 
     def _torch_type(self) -> torch.dtype:
         if self._torch_dtype is None:
@@ -212,8 +212,17 @@ def in_order(names: Sequence[str], inputs: Sequence[object], named: Mapping[str,
             raise InputError(f"input {name!r}", "given twice, by position and by name", "give it once")
         by_name[name] = value
     if missing := [name for name in names if name not in by_name]:
-        raise InputError("inputs", f"{', '.join(missing)} not given", f"the inputs are {', '.join(names)}")
+        fix = unpacked(inputs[0]) if len(inputs) == 1 else ""
+        raise InputError("inputs", f"{', '.join(missing)} not given", fix or f"the inputs are {', '.join(names)}")
     return tuple(by_name[name] for name in names)
+
+
+def unpacked(value: object) -> str:
+    """How to give tensors that came as one dictionary or list, as other runtimes take them; empty for anything else."""
+    if isinstance(value, Mapping):
+        return "give a dictionary of inputs as model(**inputs)"
+    are_tensors = isinstance(value, list | tuple) and value and all(hasattr(one, "shape") for one in value)
+    return "give a list of inputs as model(*inputs)" if are_tensors else ""
 
 
 class SizedSignature(Signature):

@@ -105,6 +105,8 @@ def test_symbolic_dimensions_compile_once_a_shape(cache: Path) -> None:
     ("call", "message"),
     [
         (lambda net, x, b: net(x), "b not given"),
+        (lambda net, x, b: net({"x": x, "b": b}), "b not given; give a dictionary of inputs as model"),
+        (lambda net, x, b: net([x, b]), "b not given; give a list of inputs as model"),
         (lambda net, x, b: net(x, b, b), "3 given"),
         (lambda net, x, b: net(x, bb=b), "did you mean 'b'"),
         (lambda net, x, b: net(x.astype(np.float64), b), "float64"),

@@ -259,6 +259,8 @@ def test_numpy_scalars_and_subclasses_are_taken() -> None:
         ((), {"image": 1}, "input 'image': the model has no such input; the inputs are x"),
         ((1,), {"x": 1}, "input 'x': given twice"),
         (([1.0],), {}, "input 'x': list is neither a NumPy array nor a torch tensor; give float32[1000]"),
+        (([np.zeros(1000, "f4")],), {}, "input 'x': list is neither a NumPy array nor a torch tensor; give a list of inputs as"),
+        (({"x": np.zeros(1000, "f4")},), {}, "input 'x': dict is neither a NumPy array nor a torch tensor; give a dictionary of"),
         (
             (np.zeros(999, "f4"),),
             {},
