@@ -221,7 +221,7 @@ def unpacked(value: object) -> str:
     """How to give tensors that came as one dictionary or list, as other runtimes take them; empty for anything else."""
     if isinstance(value, Mapping):
         return "give a dictionary of inputs as model(**inputs)"
-    are_tensors = isinstance(value, list | tuple) and value and all(hasattr(one, "shape") for one in value)
+    are_tensors = isinstance(value, list | tuple) and value and all(getattr(one, "ndim", 0) for one in value)
     return "give a list of inputs as model(*inputs)" if are_tensors else ""
 
 
@@ -246,6 +246,8 @@ class SizedSignature(Signature):
             InputError: a size is outside of its range, or two inputs give one name two sizes.
         """
         shapes = tuple(tuple(getattr(value, "shape", ())) for value in inputs)
+        if not all(shapes) and len(inputs) == 1 and (fix := unpacked(inputs[0])):
+            raise InputError("inputs", f"{type(inputs[0]).__name__} given", fix)
         found = self._known.get(shapes)
         if found is None:
             found = self._made(shapes)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...runtime.errors import CompileError, InputError, UnsupportedModelError
 from ...runtime.interchange import as_array, misplaced, number_array
-from ...runtime.signature import in_order
+from ...runtime.signature import in_order, unpacked
 from ..frontend.pytree import LEAF, Structure, Tensor, flatten, from_json, is_tensor, to_json
 from .builder import Builder, BuildStages
 from .digest import model_digest
@@ -233,7 +233,8 @@ class GraphSource:
         if isinstance(value, (int, float)) and expected and not isinstance(value, np.generic):
             return number_array(value, expected, f"input {name!r}")
         if not is_tensor(value):
-            raise InputError(f"input {name}", f"{type(value).__name__} given", "give a NumPy array or a torch tensor")
+            fix = unpacked(value) or "give a NumPy array or a torch tensor"
+            raise InputError(f"input {name}", f"{type(value).__name__} given", fix)
         found = _tensor_key(value)[1]
         if expected and found != expected:
             raise InputError(f"input {name}", f"{found} given, the model takes {expected}", f"convert it to {expected}")

@@ -62,6 +62,7 @@ _FEW_QUERIES = 8  # up to which K and V are not packed (GEMV)
 _FEW_OF_PAIRS = 4  # the same where panels would be of bfloat16 pairs
 _FEW_ROWS = 8  # rows of a product of heads that share K and V, at most
 _TILED_ROWS_OF_FEW = 2  # of such a product from which on AMX pays
+_CHAIN = 1024  # keys whose values are added up in one chain (`sum_tile`)
 _LINE_BYTES = 64
 
 
@@ -202,7 +203,11 @@ class _Kernel:
     def hides_keys_of_few(self) -> bool:
         """The same where queries are few, and read keys and values where they lie: of a cache, those that are there."""
         is_plain = (
-            self.is_few and not self.blocks.weighs and self.form.guard in (None, 0) and self.form.keys % self.visible_step == 0
+            self.is_few
+            and not self.blocks.weighs
+            and self.form.guard in (None, 0)
+            and self.visible_step > 0
+            and self.form.keys % self.visible_step == 0
         )
         return is_plain and may_hide_keys(self.form)
 
@@ -213,8 +218,10 @@ class _Kernel:
 
     @property
     def visible_step(self) -> int:
-        """Keys that few queries see or do not see together; of many, as many as are one chain of a sum (`sum_tile`)."""
-        return 32 if self.form.keys <= 1024 or self.form.keys % 256 else 256
+        """Keys that few queries see or do not see together. Where there are more than a chain of a sum may have, as many as are
+        one; 0 where no such number divides them."""
+        keys = self.form.keys
+        return 32 if keys <= _CHAIN else next((step for step in range(256, _CHAIN + 1, 32) if keys % step == 0), 0)
 
     @property
     def is_running(self) -> bool:

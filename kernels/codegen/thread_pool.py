@@ -26,6 +26,7 @@ from ...runtime.threads.pool import (
     NUMBER,
     POOL,
     REGION,
+    ROUNDING,
     SLEEPERS,
     STOP,
     SYS_FUTEX,
@@ -67,6 +68,8 @@ LLVM_FUNCTIONS = f"""
 declare i64 @syscall(i64, ...)
 declare i32 @sched_yield()
 declare void @llvm.x86.sse2.pause()
+declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
 
 define i32 @{USE_POOL}_inlined(ptr %pool) nounwind {{
   store ptr %pool, ptr @{_POOL}
@@ -138,10 +141,12 @@ announce:
 {_at("function.at", FUNCTION)}
 {_at("closure.at", CLOSURE)}
 {_at("threads.at", THREADS)}
+{_at("rounding.at", ROUNDING)}
   %threads = load i32, ptr %threads.at
   store ptr %function, ptr %function.at
   store ptr %closure, ptr %closure.at
   store atomic i32 0, ptr %done.at monotonic, align 4
+  call void @llvm.x86.sse.stmxcsr(ptr %rounding.at)
   %before = load atomic i32, ptr %region.at monotonic, align 4
   %region = add i32 %before, 1
   store atomic i32 %region, ptr %region.at release, align 4
@@ -183,6 +188,7 @@ define i32 @{WORK}_inlined(ptr %line) nounwind {{
 {_at("region.at", REGION)}
 {_at("sleepers.at", SLEEPERS)}
 {_at("stop.at", STOP)}
+{_at("rounding.at", ROUNDING)}
   br label %look
 look:
   %seen = phi i32 [ 0, %0 ], [ %region, %run ], [ %seen, %pause ], [ %seen, %yield ], [ %seen, %woken ]
@@ -191,6 +197,7 @@ look:
   %is.new = icmp ne i32 %region, %seen
   br i1 %is.new, label %run, label %idle
 run:
+  call void @llvm.x86.sse.ldmxcsr(ptr %rounding.at)
   %ran = call i32 @{_RUN_TASKS}(ptr %pool, i32 %region, i32 %own)
   br label %look
 idle:

@@ -141,4 +141,7 @@ def share(thread: Expr, threads: int, extent: Expr) -> Run:
     """The share of [0, extent) that belongs to one of `threads`, where all are as fast."""
     if threads == 1:
         return 0, extent
+    if isinstance(threads, int) and isinstance(extent, int) and threads * extent >= 1 << 31:
+        whole, rest = divmod(extent, threads)  # the products below would be no int32
+        return thread * whole + tirx.min(thread, rest), (thread + 1) * whole + tirx.min(thread + 1, rest)
     return tirx.floordiv(thread * extent, threads), tirx.floordiv((thread + 1) * extent, threads)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from math import prod
 
 from tvm import tirx
 
+from ...runtime.symbolic.shapes import is_one
 from ...runtime.symbolic.sizes import Size, SizeLike
 from ..codegen.builder import Expr, KernelBuilder
 from ..codegen.work_stealing import Shares
@@ -57,7 +59,7 @@ def deal(
     the weights, one over groups both, any other the image.
     """
     work = product_work(flops, sum(operands.values()), builder.machine)
-    threads = builder.threads_for(work)
+    threads = builder.threads_for(0 if is_one(prod(extents.values())) else work)
     cut = {axis: sum(operands[name] for name in _CUT.get(axis, ("image",))) for axis in extents}
     split = builder.choose("split", split_options(list(extents), extents, threads, flops, cut, builder.machine))
     shares = Shares(builder, threads, extents[split], work)

@@ -150,7 +150,7 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
     )
     order = builder.choose("order", loop_orders(order, extents))
     work = product_work(product.flops, a_bytes + b_bytes, builder.machine)
-    threads = builder.threads_for(work)
+    threads = builder.threads_for(0 if is_one(prod(extents.values())) else work)
     cut = {"batch": a_bytes + b_bytes, "m": a_bytes, "n": b_bytes}
     split = builder.choose("split", split_options(order, extents, threads, product.flops, cut, builder.machine))
     # Each panel meets all tiles of rows, on one thread: these may divide among them what is to be done for the next one.

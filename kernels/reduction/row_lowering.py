@@ -15,6 +15,7 @@ from ...runtime.symbolic.sizes import Size, SizeLike
 from ..expressions import math
 from ..groups.group import Group, Op
 from ..template.loops import accumulator_type
+from ..template.values import PART
 from .reduction import Fold, add
 
 EXP = "ExpNonpositive"  # e**x of x <= 0
@@ -94,7 +95,7 @@ class _Writer:
         key = (op_type, inputs, kind, tuple(sorted((attributes or {}).items())))
         if key in self._made:
             return self._made[key]
-        name = self._made[key] = f".row{len(self.types)}"
+        name = self._made[key] = f"{PART}{len(self.types)}"
         self.types[name] = kind
         self.ops.append(Op(op_type, inputs, (name,), attributes or {}, _OPSET))
         return name

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm import tirx
-
 from ...runtime.symbolic.shapes import equal, is_one
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..expressions import pointwise
@@ -48,9 +46,13 @@ class Computed:
         operands = [self._read(one, offset, known) if one else None for one in op.inputs]
         dtypes = [types[one].dtype if one else "" for one in op.inputs]
         builder = self.builder
-        flags = {"has_bfloat16": builder.has_bfloat16, "is_grid": builder.is_grid}
+        flags = {
+            "has_bfloat16": builder.has_bfloat16,
+            "is_rough": self.group.tolerance.may_round,
+            "is_grid": builder.is_grid,
+        }
         made = pointwise.apply(op, operands, dtypes, kind.dtype, builder.name, builder.integer_bits, **flags)
-        known[name] = builder.name(apart(self.group, builder, name, made) if isinstance(made, tirx.Mul) else made)
+        known[name] = builder.name(apart(self.group, builder, op, made))
         return known[name]
 
 

@@ -24,6 +24,8 @@ _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 PANELS = "prefuse.panels"  # attribute of a Gather whose table lies in the panels that kernels of products read
 # The operands that may be constant integers with scales, by operators whose kernels read such.
 _WEIGHTS = {"Gather": (0,), "Gemm": (1,), "MatMul": (1,), "GRU": (1, 2), "LSTM": (1, 2), "RNN": (1, 2)}
+PART = ".row"  # begins the names of values inside of an operator that a template has taken apart: no other operator reads these
+_CHOSEN_PRODUCTS = ("LeakyRelu", "PRelu")  # x * slope or x, of which LLVM may make x * (slope or 1)
 # By floating point type, the integer of its width whose sign bit alone is -0.0.
 _SIGN_BIT = {
     "float64": ("int64", -(2**63)),
@@ -70,7 +72,7 @@ class GroupValues:
     def _given(self, name: str, index: Index) -> Expr:
         value, producer = self.given[name](index), self.group.producers.get(name)
         is_made = producer is not None and producer.op_type not in pointwise.POINTWISE
-        return apart(self.group, self.builder, name, value) if is_made else value
+        return rounded(self.group, self.builder, name, value) if is_made else value
 
     def load(self, name: str, offset: Expr) -> Expr:
         """The element of an input at a flat offset."""
@@ -103,12 +105,19 @@ class GroupValues:
             is_rough=self.group.tolerance.may_round,
             is_grid=builder.is_grid,
         )
-        return apart(self.group, builder, op.outputs[0], made) if isinstance(made, tirx.Mul) else made
+        return apart(self.group, builder, op, made)
 
 
-def apart(group: Group, builder: KernelBuilder, name: str, value: Expr) -> Expr:
+def apart(group: Group, builder: KernelBuilder, op: Op, value: Expr) -> Expr:
+    """The element of an operator's result, rounded before others add to it where LLVM would make a product of it."""
+    is_product = isinstance(value, tirx.Mul) or op.op_type in _CHOSEN_PRODUCTS or any(name.startswith(PART) for name in op.inputs)
+    return rounded(group, builder, op.outputs[0], value) if is_product else value
+
+
+def rounded(group: Group, builder: KernelBuilder, name: str, value: Expr) -> Expr:
     """The element of a value that operators of the group read, rounded before they do, not with what they add to it."""
-    if builder.is_grid or str(value.ty) not in CONTRACTED or not any(name in op.inputs for op in group.ops):
+    is_read = not name.startswith(PART) and any(name in op.inputs for op in group.ops)
+    if builder.is_grid or str(value.ty) not in CONTRACTED or not is_read:
         return value
     return rounded_apart(builder.name(value))  # of a call of an expression TVM makes no vector
 

@@ -26,12 +26,14 @@ from typing import Protocol
 
 from ..hardware.machine import LINE_BYTES
 
-LAUNCH, USE_POOL, WORK = FUNCTIONS = "prefuse_launch", "prefuse_use_pool", "prefuse_work"  # of a library with parallel regions
+# Functions of a library with parallel regions; their names change with the words, for a file may bring those of another prefuse.
+LAUNCH, USE_POOL, WORK = FUNCTIONS = "prefuse_launch_2", "prefuse_use_pool_2", "prefuse_work_2"
 PARALLEL = "__TVMBackendParallelLaunch"  # such a library's pointer to what launches a region
 
 # The words of a pool, zeros in the beginning; what one thread writes often is on a cache line of its own.
 FUNCTION, CLOSURE, THREADS = 0, 8, 16  # what runs a task of the last region, and its argument; int32: tasks of every region
-REGION = 20  # int32: the last region's number, written behind these; what workers sleep on
+REGION = 20  # int32: the last region's number, written behind the others of this line; what workers sleep on
+ROUNDING = 24  # int32: the caller's control word of vector arithmetic (MXCSR), by which all tasks of a region round
 DONE = 64  # int32: its tasks that are done
 SLEEPERS = 128  # int32: workers that sleep, or are about to
 STOP = 132  # int32: not 0 ends the workers
@@ -42,6 +44,9 @@ NUMBER, POOL = 8, 16  # int32: the task's; the pool's address. A worker is given
 FUTEX_WAIT, FUTEX_WAKE = 128, 129  # of linux/futex.h, within one process
 SYS_FUTEX = 202  # of x86-64
 _ALL = 2**31 - 1
+# Python's handlers belong to its own threads; but what a thread's own instruction raises is handled there, or ends the process.
+_FAULTS = {signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGTRAP}
+_HANDLED = signal.valid_signals() - _FAULTS
 _STOP_SECONDS = 2e-4  # between looks for whether a worker has ended
 
 
@@ -59,26 +64,36 @@ class ThreadPool:
         """Start them; they run functions of `code`. A warning tells where the system gives the process fewer."""
         size = TASKS + threads * LINE_BYTES
         self.address = _libc().aligned_alloc(LINE_BYTES, size)  # not Python's, which would take it back at exit beside a call
+        if not self.address:
+            raise MemoryError(f"{size} bytes for {threads} threads")
         ctypes.memset(self.address, 0, size)
         _word(self.address + THREADS).value = threads
         self._workers = list[ctypes.c_ulong]()
         self._process = os.getpid()
         weakref.finalize(self, _give_back, self.address, self._workers, self._process, code).atexit = False
-        _live.add(self)
-        unheard = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # Python's handlers belong to its own threads
+        heard = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # asks alone: Ctrl-C may be raised as soon as the mask is another
         try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
             for task in range(1, threads):
-                worker, line = ctypes.c_ulong(), self.address + TASKS + task * LINE_BYTES
-                _word(line + NUMBER).value = task
-                ctypes.c_int64.from_address(line + POOL).value = self.address
-                if error := _libc().pthread_create(ctypes.byref(worker), None, code.functions[WORK], line):
+                if error := self._start(task, code):
                     what = f"the system starts no more threads ({os.strerror(error)})"
                     fix = "use fewer, or raise the limit of processes (ulimit -u)"
                     warnings.warn(f"{what}: calls of this one run on {task} of {threads}; {fix}", RuntimeWarning, stacklevel=2)
                     break
-                self._workers.append(worker)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, unheard)
+            signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+        _live[id(self)] = self  # not before: at exit another thread stops those that are here
+
+    def _start(self, task: int, code: Library) -> int:
+        """Start the worker of a task, known before it runs, for Ctrl-C may be raised behind any statement. Gives the error."""
+        worker, line = ctypes.c_ulong(), self.address + TASKS + task * LINE_BYTES
+        _word(line + NUMBER).value = task
+        ctypes.c_int64.from_address(line + POOL).value = self.address
+        self._workers.append(worker)
+        error: int = _libc().pthread_create(ctypes.byref(worker), None, code.functions[WORK], line)
+        if error:
+            self._workers.pop()
+        return error
 
     def stop(self) -> None:
         """End the workers. Calls go on without them."""
@@ -86,21 +101,22 @@ class ThreadPool:
             _stop(self.address, self._workers)
 
 
-_live: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
+_live: weakref.WeakValueDictionary[int, ThreadPool] = weakref.WeakValueDictionary()
 
 
 @atexit.register
 def _stop_all() -> None:
     """At exit nothing may run code that is about to be unloaded."""
-    for pool in list(_live):
-        pool.stop()
+    for reference in _live.valuerefs():  # a list that is made at once, beside threads that make pools
+        if (pool := reference()) is not None:
+            pool.stop()
 
 
 def _stop(address: int, workers: list[ctypes.c_ulong]) -> None:
-    """End workers, and wait until none runs any more."""
+    """End workers, and wait until none runs any more. One without a number has not been started."""
     _word(address + STOP).value = 1
     while workers:
-        while _libc().pthread_tryjoin_np(workers[-1], None):
+        while workers[-1].value and _libc().pthread_tryjoin_np(workers[-1], None):
             _libc().syscall(SYS_FUTEX, ctypes.c_void_p(address + REGION), FUTEX_WAKE, _ALL)
             time.sleep(_STOP_SECONDS)
         workers.pop()

@@ -51,7 +51,7 @@ def cases() -> list[Case]:
 
 def cases_of_few() -> list[Case]:
     """Up to 8 queries, which read keys where they lie: of a cache that is full, begun, or seen in part; a query that sees no
-    key; one that is hidden between others; NaN among hidden keys; keys in no whole steps."""
+    key; one that is hidden between others; NaN among hidden keys; keys in no whole steps, or none of one chain."""
     gap, blind = causal(4, 192), causal(3, 128)
     gap[:, 60:150], blind[1] = False, False
     odd = np.where(np.arange(128) < 70, 0.0, -np.inf)
@@ -61,6 +61,7 @@ def cases_of_few() -> list[Case]:
         attend((1, 2, 1, 1024, 16, 16), score_step=hidden(np.arange(1024) < 130)),
         attend((1, 2, 2, 1280, 16, 16), score_step=hidden(np.arange(1280) < 300)),
         attend((1, 2, 1, 1088, 16, 16), score_step=hidden(np.arange(1088) < 300)),
+        attend((1, 1, 1, 2144, 16, 16), score_step=hidden(np.arange(2144) < 2000)),
         attend((1, 1, 4, 192, 16, 8), score_step=chosen(gap, LEAST)),
         attend((1, 1, 8, 64, 16, 8), score_step=chosen(causal(8, 64), -np.inf)),
         attend((1, 1, 3, 128, 16, 8), score_step=chosen(blind, LEAST)),
@@ -82,12 +83,12 @@ def test_masks_of_few_queries_in_pairs() -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_keys_hidden_from_few_queries_are_left_out(level: str) -> None:
     """Keys and values that no query sees are NaN, as is the rest of a cache that nobody has written; many of them in steps of
-    any number that divides them."""
-    extent = (256, 1088)[level == LEVELS[0]]
-    case = attend((1, 1, 1, extent, 16, 16), score_step=hidden(np.arange(extent) < 60))
+    one chain of a sum."""
+    extent, seen = ((256, 64), (1088, 544))[level == LEVELS[0]]
+    case = attend((1, 1, 1, extent, 16, 16), score_step=hidden(np.arange(extent) < seen - 4))
     *_, keys, values = (name for name, array in case.arrays.items() if array.ndim == 3)
-    case.arrays[values][0, 64:] = np.nan
-    case.arrays[keys][0, 64:] = np.nan
+    case.arrays[values][0, seen:] = np.nan
+    case.arrays[keys][0, seen:] = np.nan
     run([case], target_of(level))
     assert np.isfinite(case.got[0]).all()
 

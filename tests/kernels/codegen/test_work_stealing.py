@@ -21,6 +21,7 @@ from prefuse.kernels.codegen.builder import KernelBuilder
 from prefuse.kernels.codegen.work_stealing import share, take_iterations
 from prefuse.runtime.hardware.machine import LINE_BYTES
 from prefuse.runtime.target import Target
+from tvm import tirx
 
 Take: TypeAlias = Callable[[np.ndarray, int, int, int], tuple[int, int]]  # ranges, thread, threads, least: a run
 
@@ -66,6 +67,14 @@ def _check(runs: Sequence[tuple[int, int]], extent: int) -> None:
     assert [begin for begin, _ in runs] == [0, *(end for _, end in runs)][: len(runs)]
     assert (runs[-1][1] if runs else 0) == extent
     assert all(begin < end for begin, end in runs)
+
+
+def test_shares_of_so_many_that_products_of_them_are_no_int32() -> None:
+    for threads, extent in ((64, 40_000_001), (3, 2**31 - 1), (2, 2**30)):
+        shares = [tuple(int(one) for one in share(tirx.const(i, "int32"), threads, extent)) for i in range(threads)]
+        assert [begin for begin, _ in shares] == [0, *(end for _, end in shares[:-1])]
+        assert shares[-1][1] == extent
+        assert {end - begin for begin, end in shares} <= {extent // threads, extent // threads + 1}
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import prefuse
 import pytest
+import torch
 from prefuse.runtime.cpu_device import CpuExecutable
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.threads import pool
@@ -113,6 +114,21 @@ def test_workers_end_with_their_thread(net: CompiledModel, x: np.ndarray, answer
         gc.collect()
     assert min(seen) >= before + 3
     assert workers() <= before + 1  # the executor's thread may be about to end
+
+
+def test_all_threads_round_as_the_caller_does(net: CompiledModel, x: np.ndarray) -> None:
+    """Denormal numbers are zeros for workers, too, where the caller has said so after they were started."""
+    small, one = (x * 1e-39).astype(np.float32), prefuse.compile(product_chain(4, _WIDTH), threads=1, cache=False)
+    net(small)
+    for is_flushed in (True, False):
+        assert torch.set_flush_denormal(is_flushed)
+        try:
+            wanted = np.asarray(one(small))
+            assert wanted.any() != is_flushed
+            for _ in range(50):
+                np.testing.assert_array_equal(np.asarray(net(small)), wanted)
+        finally:
+            torch.set_flush_denormal(False)
 
 
 def test_many_threads_at_once(net: CompiledModel, x: np.ndarray, answer: np.ndarray) -> None:
