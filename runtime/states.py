@@ -88,8 +88,12 @@ class States(Mapping[str, np.ndarray]):
                 self._reset(self._states[one])
                 self._lost.discard(one)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], more: Mapping[str, bytes] | None = None) -> None:
         """Write all states to an .npz file, whole or not at all; NumPy reads it, bfloat16 and its like as unsigned integers.
+
+        Args:
+            path: of the file.
+            more: further members of it, by their names.
 
         Raises:
             ProgramFileError: the file cannot be written.
@@ -104,6 +108,8 @@ class States(Mapping[str, np.ndarray]):
                 content = io.BytesIO()
                 np.save(content, _plain(self._array(state)), allow_pickle=False)
                 write_member(archive, f"{state.name}.npy", content.getvalue())
+            for name, member in (more or {}).items():
+                write_member(archive, name, member)
 
     def load(self, path: str | os.PathLike[str], *, any_program: bool = False) -> None:
         """Set all states from a file that `save` wrote; none is changed if one cannot be.

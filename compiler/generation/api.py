@@ -105,14 +105,19 @@ def _programs_of_module(model: torch.nn.Module, given: _Request) -> dict[int, Co
     from .causal_step import fitting_step
     from .pieces import takes_pieces
 
-    step = fitting_step(model, given.batch, given.max_tokens)
-    net = given.compile(step)
-    assert isinstance(net, SpecializedModel)
-    examples = {
-        count: (torch.zeros(given.batch, count, dtype=torch.int64), torch.zeros(given.batch, dtype=torch.int64))
-        for count in (given.counts if takes_pieces(step) else [1])
-    }
-    return {count: given.single(net.specialize(*arguments)) for count, arguments in examples.items()}
+    modes = {part: part.training for part in model.modules()}
+    try:
+        step = fitting_step(model, given.batch, given.max_tokens)
+        net = given.compile(step)
+        assert isinstance(net, SpecializedModel)
+        examples = {
+            count: (torch.zeros(given.batch, count, dtype=torch.int64), torch.zeros(given.batch, dtype=torch.int64))
+            for count in (given.counts if takes_pieces(step) else [1])
+        }
+        return {count: given.single(net.specialize(*arguments)) for count, arguments in examples.items()}
+    finally:
+        for part, is_training in modes.items():
+            part.training = is_training
 
 
 def _programs_of_onnx(model: object, given: _Request) -> dict[int, CompiledModel]:
@@ -144,18 +149,21 @@ def _decoder_programs(decoder: Decoder, given: _Request) -> dict[int, CompiledMo
 
 def _checked_programs(decoder: Decoder, given: _Request) -> dict[int, CompiledModel]:
     """Programs for a CPU, which have run; with recurrent states those that agree."""
-    from .check import agreeing_programs, check_programs
+    from .check import agreeing_programs, check_pieces, check_programs, check_singles
     from .onnx_step import whole_model
 
     programs, whole = _decoder_programs(decoder, given), None
-    if decoder.recurrent:
+    is_float32 = given.precision == "float32" and not given.options.get("weights")
+    if decoder.recurrent or len(programs) == 1:
         model = whole_model(decoder, Target.parse(given.target), given.batch, min(_CHECKED, given.max_tokens))
-        whole, is_float32 = given.single(given.compile(model)), given.precision == "float32" and not given.options.get("weights")
-        return agreeing_programs(programs, given.max_tokens, whole, is_float32=is_float32)
+        whole = given.single(given.compile(model))
+        check_singles(programs[1], whole, is_float32=is_float32)
+        return agreeing_programs(programs, given.max_tokens, is_float32=is_float32) if decoder.recurrent else programs
     if not decoder.has_positions:  # which the file counts by the mask, or wrongly by the length of its past
         count = given.counts[1]
         whole = given.single(given.compile(whole_model(decoder, Target.parse(given.target), given.batch, count)))
     check_programs(programs, given.max_tokens, whole)
+    check_pieces(programs, given.max_tokens, is_float32=is_float32)
     return programs
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from inspect import signature
 from math import isnan
+from threading import Lock
 from typing import Any
 
 import torch
@@ -19,8 +21,6 @@ from .caches import Caches, Kept, LastRows, Rows, RowsAndStates, States, kept_by
 from .check import relative_error
 
 ROWS_STEP = 64  # rows of a cache are a multiple: attention looks at that many keys at a time
-
-_MASKED = ("eager", "sdpa")  # attention implementations whose masks are made here: bool for sdpa, else what is added
 
 
 class CausalStep(nn.Module):
@@ -184,7 +184,15 @@ def tolerance_of(model: nn.Module) -> float:
 
 
 def _check_last_position(step: CausalStep) -> None:
-    last = step.max_tokens - 1
+    last, config = step.max_tokens - 1, step.model.config
+    for end in _constant_positions(config):
+        if step.max_tokens > end:
+            what = f"{step.max_tokens} given, and the model turns all positions otherwise where a text has more than {end} tokens"
+            raise OptionError("max_tokens", what, f"give at most {end}")
+    border = int(getattr(config, "floor_scale", 0)) if getattr(config, "attn_temperature_tuning", False) else 0
+    if 0 < border <= step.max_tokens:
+        what = f"{step.max_tokens} given, and the model counts places from {border - 1} on by its cache"
+        raise OptionError("max_tokens", what, f"give fewer than {border}")
     try:
         with torch.no_grad():
             step.model(input_ids=torch.zeros(1, 1, dtype=torch.int64), position_ids=torch.full((1, 1), last), use_cache=False)
@@ -196,17 +204,56 @@ def _check_last_position(step: CausalStep) -> None:
         return
 
 
+def _constant_positions(config: object) -> list[int]:
+    """Numbers of tokens up to which rotary positions are turned by constant angles, where a longer text turns all otherwise."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    forms = [rope, *(one for one in rope.values() if isinstance(one, dict))]  # of all layers, or by their types
+    table = int(getattr(config, "max_position_embeddings", 0))
+    found = []
+    for form in forms:
+        kind = form.get("rope_type", form.get("type"))
+        if kind == "longrope":
+            found.append(int(form.get("original_max_position_embeddings") or table))
+        if kind == "dynamic":
+            found.append(table)
+    return found
+
+
 @contextmanager
 def _masks_by_position() -> Iterator[None]:
     """Masks for queries at places of their own in each sequence, in place of those for one place of all."""
-    known = {name: ALL_MASK_ATTENTION_FUNCTIONS[name] for name in _MASKED}
+    with _masks.lock:
+        if not _masks.users:
+            _masks.theirs = {name: ALL_MASK_ATTENTION_FUNCTIONS[name] for name in _OURS}
+            for name, ours in _OURS.items():
+                ALL_MASK_ATTENTION_FUNCTIONS[name] = partial(_mask, name, ours)
+        _masks.users += 1
     try:
-        ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = _seen_keys
-        ALL_MASK_ATTENTION_FUNCTIONS["eager"] = _added_mask
         yield
     finally:
-        for name, function in known.items():
-            ALL_MASK_ATTENTION_FUNCTIONS[name] = function
+        with _masks.lock:
+            _masks.users -= 1
+            if not _masks.users:
+                for name, function in _masks.theirs.items():
+                    ALL_MASK_ATTENTION_FUNCTIONS[name] = function
+
+
+class _Masks:
+    """The functions of transformers for whose users, of all threads, ours stand: those others call with one place for all."""
+
+    def __init__(self) -> None:
+        self.lock, self.users = Lock(), 0
+        self.theirs: dict[str, Callable[..., Any]] = {}
+
+
+_masks = _Masks()
+
+
+def _mask(name: str, ours: Callable[..., Tensor], *positional: object, **arguments: Any) -> Any:
+    """A mask of a step, or of a model that another thread calls meanwhile."""
+    offset = arguments.get("q_offset")
+    is_ours = isinstance(offset, Tensor) and offset.ndim == 1 and not positional
+    return ours(**arguments) if is_ours else _masks.theirs[name](*positional, **arguments)
 
 
 def _seen_keys(
@@ -231,6 +278,9 @@ def _seen_keys(
 def _added_mask(*, dtype: torch.dtype, **arguments: Any) -> Tensor:
     """The same as what is added to the scores."""
     return torch.where(_seen_keys(**arguments), 0.0, torch.finfo(dtype).min).to(dtype)
+
+
+_OURS: dict[str, Callable[..., Tensor]] = {"sdpa": _seen_keys, "eager": _added_mask}  # by attention implementation
 
 
 @contextmanager

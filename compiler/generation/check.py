@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
 
 from ...runtime.errors import UnsupportedModelError
-from ...runtime.executor import CompiledModel
+from ...runtime.executor import CompiledModel, Context
 from ...runtime.generation.session import RECURRENT
 
 _TOKENS = 7
-_TOLERANCE = 0.05  # of the norm of logits: of programs that round to bfloat16, too
+_PAST = 4  # tokens behind which a piece is read, at least
+_TOLERANCE, _EXACT = 0.05, 1e-3  # of the norm of logits: of programs that round to bfloat16, too, and of those that do not
 _FIX = "export the model with the input position_ids"
 
 
@@ -44,16 +46,59 @@ def check_programs(programs: Mapping[int, CompiledModel], max_tokens: int, whole
         raise UnsupportedModelError("model", f"{what}: places are counted by the length of the past, which is fixed here", _FIX)
 
 
-def agreeing_programs(
-    programs: Mapping[int, CompiledModel], max_tokens: int, whole: CompiledModel, *, is_float32: bool
-) -> dict[int, CompiledModel]:
-    """Of programs with recurrent states that of one token, and those that read two pieces in a row as it does.
-
-    `whole` gives the file's own logits [batch, count, vocabulary] of `count` tokens without a past.
+def check_pieces(programs: Mapping[int, CompiledModel], max_tokens: int, *, is_float32: bool) -> None:
+    """Compare the logits behind a piece by each program, where there is a past, with those of pieces by the next smaller one.
 
     Raises:
-        UnsupportedModelError: those after single tokens are others: something else is kept than what the file's outputs renew.
+        UnsupportedModelError: they differ: what a token sees depends on where keys lie in the caches.
     """
+    batch, vocabulary = programs[1].outputs[0].type.shape
+
+    def read(context: Context, tokens: np.ndarray, most: int) -> np.ndarray:
+        """The logits after tokens, in pieces of `most`, of which none is filled up."""
+        begin, logits = 0, np.zeros(0)
+        while begin < tokens.shape[1]:
+            count = most if begin + most <= tokens.shape[1] else 1
+            piece, begin = np.ascontiguousarray(tokens[:, begin : begin + count]), begin + count
+            logits = np.array(programs[count].context_of(context.states)(piece, np.full(batch, count)))
+        return logits
+
+    for smaller, count in pairwise(sorted(programs)):
+        past = min(max(_PAST, max_tokens // 8), 2 * count, max_tokens - 1)
+        new = min(count, max_tokens - past)
+        text = np.tile((7 + 5 * np.arange(past + new)) % vocabulary, (batch, 1))
+        contexts = [programs[1].context() for _ in range(2)]
+        read(contexts[0], text[:, :past], smaller)
+        for name in contexts[0].states:
+            contexts[1].states[name] = contexts[0].states[name]
+        others = read(contexts[0], text[:, past:], smaller)
+        rest = np.zeros((batch, count), np.int64)
+        rest[:, :new] = text[:, past:]
+        found = np.array(programs[count].context_of(contexts[1].states)(rest, np.full(batch, new)))
+        error = relative_error(found, others)
+        if not error <= (_EXACT if is_float32 else _TOLERANCE):
+            what = f"behind {past} tokens, logits differ by {error:.1g} of their norm between pieces of {count} and of {smaller}"
+            raise UnsupportedModelError("model", f"{what}: what a token sees depends on where keys lie in the caches", _FIX)
+
+
+def check_singles(step: CompiledModel, whole: CompiledModel, *, is_float32: bool) -> None:
+    """Compare the logits after single tokens with those that `whole` has of them without a past [batch, count, vocabulary].
+
+    Raises:
+        UnsupportedModelError: they differ.
+    """
+    batch, count = whole.inputs[0].type.shape
+    text = np.tile((7 + 5 * np.arange(count)) % step.outputs[0].type.shape[1], (batch, 1))
+    context, logits = step.context(), np.zeros(0)
+    for number in range(count):
+        logits = np.array(context(np.ascontiguousarray(text[:, number : number + 1]), np.ones(batch, np.int64)))
+    if not relative_error(logits, np.asarray(whole(text), np.float32)[:, -1]) <= (_EXACT if is_float32 else _TOLERANCE):
+        what = "token by token its logits are not those of the file, or there is NaN in them"
+        raise UnsupportedModelError("model", what, "see that its weights are finite, and that outputs renew all that it keeps")
+
+
+def agreeing_programs(programs: Mapping[int, CompiledModel], max_tokens: int, *, is_float32: bool) -> dict[int, CompiledModel]:
+    """Of programs with recurrent states that of one token, and those that read two pieces in a row as it does."""
     step, tolerance = programs[1], 1e-4 if is_float32 else _TOLERANCE
     batch, vocabulary = step.outputs[0].type.shape
     text = np.tile((7 + 5 * np.arange(max_tokens)) % vocabulary, (batch, 1))
@@ -69,11 +114,6 @@ def agreeing_programs(
             logits = np.array(programs[count].context_of(context.states)(tokens, np.full(batch, count)))
         return [logits, *(context.states[name].astype(np.float32) for name in sorted(context.states))]
 
-    count = whole.inputs[0].type.shape[1]
-    [logits, *_] = after([1] * count, [], False)
-    if not relative_error(logits, np.asarray(whole(text[:, :count]), np.float32)[:, -1]) <= max(tolerance, 1e-3):
-        what = "token by token its logits are not those of the file, or there is NaN in them"
-        raise UnsupportedModelError("model", what, "see that its weights are finite, and that outputs renew all that it keeps")
     larger = [count for count in programs if 1 < count <= max_tokens // 2]
     return {count: programs[count] for count in (1, *(count for count in larger if goes_on(after, count, count, tolerance)))}
 

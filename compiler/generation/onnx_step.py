@@ -318,7 +318,10 @@ class _Rewriting:
 
     def _last(self, logits: ir.Value) -> ir.Value:
         """Logits float32 [batch, vocabulary] of each last real token."""
-        (*_, vocabulary) = static_shape(logits) or (0,)
+        (*_, vocabulary) = shape = static_shape(logits) or (0,)
+        if shape[:-1] != (self.batch, self.count):
+            what = f"it is {list(shape)} for {self.count} tokens of {self.batch} sequences"
+            raise UnsupportedModelError(f"output {self.decoder.logits}", what, "export the logits of all tokens")
         if self.count > 1:
             last = self._op("Max", self._op("Sub", self.counts, self._ints([1])), self._ints([0]))
             index = self._op("Reshape", last, self._ints([self.batch, 1, 1]))

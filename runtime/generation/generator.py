@@ -72,11 +72,14 @@ class Generator(Shared):
             session = self.session()
         try:
             session.reset()
-            return session.generate(
+            made = session.generate(
                 tokens, n, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop, pad=pad, stream=stream
             )
-        finally:
+        except Exception:
             self._idle.append(session)
+            raise  # Ctrl-C drops the session: it may come behind any statement
+        self._idle.append(session)
+        return made
 
     def session(self) -> Session:
         """A text of its own, empty at first: caches that no other session uses. All sessions share the weights."""

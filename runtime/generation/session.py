@@ -15,9 +15,10 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ..archive import COPY_AGAIN
 from ..cpu_device import CpuInvocation
 from ..device import Invocation
-from ..errors import InputError
+from ..errors import InputError, ProgramFileError
 from ..executor import CompiledModel, Context
 from ..interchange import is_integer
 from .loop import GenerationLibrary, function_address
@@ -153,9 +154,7 @@ class Session:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the texts' caches to a file. Raises ProgramFileError, or InputError if another thread uses the session."""
         with self._held():
-            self._states.save(path)
-            with zipfile.ZipFile(path, "a") as archive:
-                archive.writestr(_WAITING, json.dumps(self._waiting))
+            self._states.save(path, {_WAITING: json.dumps(self._waiting).encode()})
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on with texts that `save` wrote; if it fails, those that are here stay.
@@ -168,7 +167,7 @@ class Session:
             waiting = _read_waiting(Path(path), self._batch, self._vocabulary)
             self._states.load(path)
             self._waiting = waiting
-            self._has_nan = any(np.isnan(self._states[name]).any() for name in self._states)
+            self._has_nan = self._keeps_nan()
 
     def _go_back(self, length: np.ndarray, waiting: list[list[int]]) -> None:
         """Forget what is in the caches from these places on.
@@ -178,12 +177,16 @@ class Session:
         if self._has_nan or np.isnan(self._logits).any():
             for name in self._states.keys() - {LENGTH, *self._recurrent}:  # the last of which programs empty
                 cache = self._states[name]
-                for sequence, first in zip(cache, length.tolist(), strict=True):
-                    sequence[:, first:] = 0
-                self._states[name] = cache
-            self._logits[:], self._has_nan = 0, False
+                if cache.ndim == _CACHE_RANK:  # a model may keep other things
+                    for sequence, first in zip(cache, length.tolist(), strict=True):
+                        sequence[:, first:] = 0
+                    self._states[name] = cache
+            self._logits[:], self._has_nan = 0, self._keeps_nan()
         self._states[LENGTH] = length
         self._waiting = waiting
+
+    def _keeps_nan(self) -> bool:
+        return any(np.isnan(self._states[name]).any() for name in self._states)
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -201,7 +204,7 @@ class Session:
             if not prompt and not waiting and n:
                 raise InputError(where, "an empty prompt, and no text before it", "give at least one token")
             needed = held + len(waiting) + len(prompt) + max(n - 1, 0)  # the last new token is not kept
-            if needed > self._max_tokens:
+            if needed > self._max_tokens and (prompt or n):
                 what = f"{held + len(waiting)} tokens before, {len(prompt)} of the prompt and {n} new ones"
                 fix = f"the caches hold {self._max_tokens}: give fewer, or compile with a larger max_tokens"
                 raise InputError(where, what, fix)
@@ -232,7 +235,7 @@ class Session:
 
     def _read_prompts(self) -> None:
         """Put all tokens that wait into the caches, in pieces; the logits of the last of each sequence are left."""
-        kept = np.zeros_like(self._logits)
+        kept, self._has_nan = np.zeros_like(self._logits), self._has_nan or bool(np.isnan(self._logits).any())
         while any(self._waiting):
             reader = self._next_reader()
             reader.tokens[:], last = 0, []
@@ -248,12 +251,15 @@ class Session:
         self._logits[:] = kept
 
     def _next_reader(self) -> _Reader:
-        """The program for what waits: the least that takes all of it, or the largest. With recurrent states, where nothing may
-        be filled up, the largest that each sequence with tokens has enough of."""
+        """The program for what waits: the least that takes all of it, or the largest; but none that would be filled up beyond the
+        end of the caches, where some models count. With recurrent states, where nothing may be filled up, the largest that each
+        sequence with tokens has enough of."""
         lengths = [len(waiting) for waiting in self._waiting if waiting]
         if self._recurrent:
             return next(one for one in reversed(self._readers) if one.count <= min(lengths))
-        return next((one for one in self._readers if one.count >= max(lengths)), self._readers[-1])
+        held = max(int(length) for length, waiting in zip(self.length, self._waiting, strict=True) if waiting)
+        fitting = [one for one in self._readers if one.count <= max(self._max_tokens - held, 1)]
+        return next((one for one in fitting if one.count >= max(lengths)), fitting[-1])
 
     def _run(self, made: np.ndarray, choice: Choice, stream: Stream | None) -> int:
         """Fill rows of new tokens; how many were made."""
@@ -310,6 +316,7 @@ class Session:
 
 
 _TOKEN = 6  # place of the new token among the sampler's parameters
+_CACHE_RANK = 4  # of keys and values: [batch, heads, rows, width]
 _WAITING = "waiting.json"  # the member of a saved session with the tokens that are not in the caches
 
 
@@ -319,10 +326,16 @@ def _reader(batch: int, count: int, context: Context) -> _Reader:
 
 
 def _read_waiting(path: Path, batch: int, vocabulary: int) -> list[list[int]]:
-    """The tokens that wait, of a saved session; none where the file tells none: what is wrong with it, its states tell."""
+    """The tokens that wait, of a saved session; none where its file is none: what is wrong with that, its states tell.
+
+    Raises:
+        ProgramFileError: there are states in the file, and no such tokens.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             found = json.loads(archive.read(_WAITING))
         return prompts_of(found, batch, vocabulary) if batch > 1 else prompts_of(found[0], 1, vocabulary)
-    except (OSError, zipfile.BadZipFile, LookupError, ValueError, TypeError):
+    except (OSError, zipfile.BadZipFile):
         return [[] for _ in range(batch)]
+    except (LookupError, ValueError, TypeError, AttributeError, InputError) as error:
+        raise ProgramFileError(f"{path}: {_WAITING}", "it tells no tokens that wait, for texts like these", COPY_AGAIN) from error

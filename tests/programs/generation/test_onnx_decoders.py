@@ -244,6 +244,36 @@ def test_files_that_are_no_decoders_are_named(tmp_path: Path) -> None:
         prefuse.compile_generation(path, max_tokens=MAX_TOKENS, prefill=(), cache=False)
 
 
+@pytest.mark.parametrize(("window", "prefill"), [(96, (8, 63)), (32, ())])
+def test_masks_by_the_places_of_keys_in_the_caches_are_refused(window: int, prefill: tuple[int, ...], tmp_path: Path) -> None:
+    """A sliding window in a file is of where keys lie, which is not where they were: pieces behind a past would not see it."""
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": LAYERS, "max_position_embeddings": 128}
+    model = language_model("MistralForCausalLM", num_attention_heads=HEADS, num_key_value_heads=2, sliding_window=window, **sizes)
+    path = exported(model, tmp_path / "mistral.onnx", 2)
+    with pytest.raises(UnsupportedModelError, match=r"where keys lie in the caches|not those of the file"):
+        prefuse.compile_generation(path, max_tokens=63, prefill=prefill, threads=2, cache=False)
+
+
+def test_steps_alone_are_compared_with_the_file(gpt2: Any, gpt2_file: Path) -> None:
+    generator = prefuse.compile_generation(gpt2_file, max_tokens=MAX_TOKENS, prefill=(), threads=2, cache=False)
+    assert generator.generate(PROMPTS[0], 12)[0].tolist() == continued(gpt2, PROMPTS[0], 12)
+
+
+def test_logits_of_the_last_token_alone_are_refused(gpt2_file: Path, tmp_path: Path) -> None:
+    def cut(graph: onnx.GraphProto) -> None:
+        (made,) = (output for output in graph.output if output.name == "logits")
+        for node in graph.node:
+            node.output[:] = ["all_logits" if name == "logits" else name for name in node.output]
+        for name, value in (("first", -1), ("last", 2**31 - 1), ("axis", 1)):
+            graph.initializer.append(onnx.numpy_helper.from_array(np.array([value]), name))
+        graph.node.append(onnx.helper.make_node("Slice", ["all_logits", "first", "last", "axis"], ["logits"]))
+        made.type.tensor_type.shape.dim[1].dim_value = 1
+
+    path = changed(gpt2_file, tmp_path / "last.onnx", cut)
+    with pytest.raises(UnsupportedModelError, match=r"output logits: it is .* for 4 tokens .*; export the logits of all tokens"):
+        prefuse.compile_generation(path, max_tokens=MAX_TOKENS, prefill=(4,), cache=False)
+
+
 def test_places_counted_by_the_length_of_the_past_are_refused(gpt2: Any, tmp_path: Path) -> None:
     path = exported(gpt2, tmp_path / "gpt2.onnx", HEADS, has_positions=False)
     with pytest.raises(UnsupportedModelError, match="counted by the length of the past"):
