@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pool: asyncio.Queue[Session]) -> None:
     """Take {"tokens": [...], "n": ..., "stop": [...]}, send each token, then how it ended; who leaves ends the text."""
-    loop, session = asyncio.get_running_loop(), await pool.get()  # waits while all sessions are taken
+    loop = asyncio.get_running_loop()
 
     def send(line: dict[str, int] | dict[str, str]) -> None:
         writer.write(json.dumps(line).encode() + b"\n")
@@ -22,15 +22,22 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, poo
         loop.call_soon_threadsafe(send, {"token": int(tokens[0])})
         return not writer.is_closing()
 
+    async def generate(tokens: list[int], n: int, stop: list[int]) -> int:
+        session = await pool.get()  # waits while all sessions are taken; who asks for nothing takes none
+        try:
+            session.reset()
+            made = await asyncio.to_thread(session.generate, tokens, n, stop=stop, stream=stream)
+            return int(made.shape[1])
+        finally:
+            pool.put_nowait(session)
+
     try:
-        session.reset()
         asked = json.loads(await reader.readline())
-        made = await asyncio.to_thread(session.generate, asked["tokens"], asked["n"], stop=asked.get("stop", ()), stream=stream)
-        send({"made": int(made.shape[1])})
-    except (ValueError, KeyError, prefuse.CompileError) as error:
+        made = await asyncio.shield(generate(asked["tokens"], asked["n"], asked.get("stop", [])))  # ends with its thread
+        send({"made": made})
+    except (ValueError, KeyError, TypeError, AttributeError, prefuse.CompileError) as error:
         send({"error": str(error)})
     finally:
-        pool.put_nowait(session)
         writer.close()
 
 
