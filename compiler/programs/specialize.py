@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Protocol
 
 from ...runtime.errors import OptionError
 from ...runtime.executor import CompiledModel, Context, Shared, session_states
-from ...runtime.interchange import OUT, taken_out
+from ...runtime.interchange import OUT, as_array, as_tensor, taken_out
 from ...runtime.plan import Plan, Port
 from ...runtime.profile import Profile
 from ...runtime.program_set.member import Member, differences
@@ -359,5 +358,4 @@ def _places(tensors: Sequence[object], values: Sequence[object], positional: int
 
 def _to_torch(value: object) -> object:
     """A result as a module gives it. A call without tensors gets NumPy arrays from the program, which cannot know better."""
-    torch = sys.modules["torch"]
-    return torch.from_numpy(value)
+    return as_tensor(as_array(value, "result"))
