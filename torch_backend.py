@@ -9,28 +9,31 @@ cannot take, or whose results need gradients, is run by torch, with a warning th
 
 from __future__ import annotations
 
-import inspect
+import ctypes
+import threading
 import warnings
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
+from weakref import ref
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .compiler.api import compile_model
+from .compiler.frontend.dynamo_graphs import Form, form_of, without_grad_modes
 from .runtime.errors import CompileError, DeviceError, InputError, MemoryLimitError, OptionError
 
 if TYPE_CHECKING:
     from .compiler.programs.specialize import SpecializedModel
 
-# What renews running statistics where an argument says so.
-_NORMALISATIONS: Mapping[object, str] = {
-    torch.nn.functional.batch_norm: "training",
-    torch.nn.functional.instance_norm: "use_input_stats",
-}
+_Mode = tuple[bool, bool, bool]  # whether gradients are on, whether inference mode is, and whether an argument needs gradients
+_Key = tuple[_Mode, tuple[int, ...], tuple[object, ...]]  # of a program: weights by their identity, and numbers
 _NAMED = ("target", "precision", "calibration", "name", "cache", "progress")
-_MOST_PROGRAMS = 8  # of one graph: for weights of several modules of one class, and for numbers
+_MOST_PROGRAMS = 64  # of one graph, for the weights of several modules of one class
+_MOST_NUMBERS = 8  # of them that a graph is compiled for
+_MOST_CHANGES = 2  # of a weight: it is an argument of the program from then on
 
 
 def compile_graph(
@@ -43,7 +46,10 @@ def compile_graph(
     """What runs a graph of Dynamo; `options` are those of `prefuse.compile`.
 
     Parameters and buffers are constants of the program. Where one of them has been changed since, in place (`load_state_dict`,
-    a step of an optimizer) or by another tensor in its place, the graph is compiled again.
+    a step of an optimizer) or by another tensor in its place, the graph is compiled again, and after the second time it is an
+    argument like others. What is written through `.data` torch does not count: of weights on the CPU one element of each is
+    compared at every call, which tells when a whole weight was written, but not a row of it; on a GPU nothing tells. Change
+    weights under `torch.no_grad()` instead.
 
     Raises:
         OptionError: an option is unknown, or a mode is given, which those of torch's own backend are.
@@ -55,83 +61,131 @@ def compile_graph(
 
 
 class DynamoGraph:
-    """One graph of Dynamo: called with its arguments, gives its results in a row."""
+    """One graph of Dynamo: called with its arguments, gives its results in a row. Threads may call it at the same time."""
 
     def __init__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[object], options: Mapping[str, Any]) -> None:
+        _count_fused_steps()
         self._graph, self._options = graph, dict(options)
+        self._traced = without_grad_modes(graph)
         self._are_constant = [_is_constant(value) for value in example_inputs]
         if any(isinstance(value, torch.Tensor) and value.is_cuda for value in example_inputs):
             self._options.setdefault("target", "cuda")
         _compile(torch.nn.Identity(), self._options)  # nothing is compiled yet: it raises for an option that is wrong
-        self._form: _Form | None = None
-        self._programs: list[_Program] = []  # the one used last at the end
-        self._refusal = ""  # why torch runs the graph
+        self._forms: dict[_Mode, Form] = {}
+        self._refused: set[_Mode] = set()  # where torch runs the graph
+        self._programs: OrderedDict[_Key, _Program] = OrderedDict()  # the one used last at the end
+        self._replaced: Counter[int] = Counter()  # how often weights of these places were gone when others came
+        self._arguments: set[int] = set()  # the places of those that are no constants any more
+        self._lock = threading.Lock()  # of forms and programs
 
     def __call__(self, *args: object) -> Sequence[object]:
-        if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in args):
-            self._warn("its results need gradients; call it under torch.no_grad() or torch.inference_mode()")
-        elif not self._refusal:
+        mode = self._mode(args)
+        if mode not in self._refused:
             try:
-                return self._run(args)
+                return self._run(args, mode)
             except (OptionError, DeviceError, MemoryLimitError, MemoryError):  # not of the graph
                 raise
             except CompileError as error:
-                self._refusal = str(error)
-                self._warn(self._refusal)
+                self._refused.add(mode)
+                warnings.warn(f"torch runs a graph that prefuse does not: {error}", RuntimeWarning, stacklevel=2)
         return cast("Sequence[object]", self._graph(*args))
 
-    def _run(self, args: Sequence[object]) -> Sequence[object]:
-        if self._form is None:
-            self._form = _form_of(self._graph, args, self._are_constant)
-        form = self._form
-        program = next((one for one in reversed(self._programs) if one.is_for(args)), None)
-        if program is None:
-            program = _Program(self._graph, form, args, self._options)
-            self._programs = [*self._programs[1 - _MOST_PROGRAMS :], program]
+    def _mode(self, args: Sequence[object]) -> _Mode:
+        """What decides whether results need gradients."""
+        is_on = torch.is_grad_enabled()
+        needs = (is_on or self._traced is not self._graph) and any(
+            isinstance(value, torch.Tensor) and value.requires_grad for value in args
+        )
+        return is_on, torch.is_inference_mode_enabled(), needs
+
+    def _run(self, args: Sequence[object], mode: _Mode) -> Sequence[object]:
+        with self._lock:
+            form = self._forms.get(mode) or self._new_form(args, mode)
+        if form.changed and form.is_overlapping(args):
+            return cast("Sequence[object]", self._graph(*args))
+        with self._lock:
+            form, program = self._program(mode, args)
         with torch.no_grad():
             results = program.run([args[place] for place in form.tensors])
-            for place, result in zip(form.changed, results[len(results) - len(form.changed) :], strict=True):
+            count = len(form.computed)
+            returned = form.returned(args, results[:count])
+            for place, result in zip(form.changed, results[count:], strict=True):
                 cast("torch.Tensor", args[place]).copy_(result)
-        return [args[one.argument] if one.argument is not None else results[one.result] for one in form.results]
+        return returned
 
-    def _warn(self, why: str) -> None:
-        warnings.warn(f"torch runs a graph that prefuse does not: {why}", RuntimeWarning, stacklevel=3)
+    def _new_form(self, args: Sequence[object], mode: _Mode) -> Form:
+        constants = [place for place, one in enumerate(args) if self._are_constant[place] and not _is_uncounted(one)]
+        self._forms[mode] = form_of(self._graph, args, [place for place in constants if place not in self._arguments])
+        return self._forms[mode]
 
+    def _program(self, mode: _Mode, args: Sequence[object]) -> tuple[Form, _Program]:
+        """The program for these weights and numbers, made where there is none, and the form that it has."""
+        form = self._forms[mode]
+        key = mode, tuple(id(args[place]) for place in form.weights), tuple(args[place] for place in form.numbers)
+        program = self._programs.get(key)
+        stale = program.stale(args) if program is not None else set[int]()
+        if program is not None and not stale:
+            self._programs.move_to_end(key)
+            return form, program
+        changes = Counter(stale) + (program.changes if program is not None else Counter())
+        if moved := self._to_move(form, args, changes):
+            self._arguments |= moved
+            self._forms = {one: known.taking(moved) for one, known in self._forms.items()}
+            self._programs.clear()
+            return self._program(mode, args)
+        self._programs.pop(key, None)
+        if len({key[2], *(known[2] for known in self._programs)}) > _MOST_NUMBERS:
+            raise InputError("graph", f"a number in it has had {_MOST_NUMBERS} values, for each of which it was compiled")
+        while len(self._programs) >= _MOST_PROGRAMS:
+            self._programs.popitem(last=False)
+        program = self._programs[key] = _Program(self._traced, form, args, self._options, changes)
+        return form, program
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """A result of the graph: an argument itself, or a result of the program."""
+    def _to_move(self, form: Form, args: Sequence[object], changes: Counter[int]) -> set[int]:
+        """Weights that are to be arguments from now on, where a program is to be made, by how often they have changed in place.
 
-    argument: int | None
-    result: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """What becomes of arguments and results of the graph, by their places."""
-
-    weights: tuple[int, ...]  # constants of a program
-    numbers: tuple[int, ...]  # the same
-    tensors: tuple[int, ...]  # what a program takes
-    changed: tuple[int, ...]  # those of them that the graph changes: the program returns them behind its results
-    sizes: Mapping[int, tuple[int, int]]  # numbers that are those of an axis of a tensor
-    results: tuple[_Result, ...]
-    computed: tuple[int, ...]  # results that a program makes
+        Programs whose weights are gone go, too.
+        """
+        dead = {key: places for key, program in self._programs.items() if (places := program.dead())}
+        self._replaced.update(set().union(*dead.values()))
+        for key in dead:
+            del self._programs[key]
+        often = {place for counted in (changes, self._replaced) for place in counted if counted[place] > _MOST_CHANGES}
+        moved = often | {place for place in form.weights if _is_uncounted(args[place])}
+        if len(self._programs) >= _MOST_PROGRAMS:  # those of more modules than there may be programs
+            moved |= next(iter(self._programs.values())).stale(args)
+        return moved & {*form.weights}
 
 
 class _Program:
     """The program of a graph with some weights, and with numbers that it cannot find in a tensor's shape."""
 
-    def __init__(self, graph: torch.fx.GraphModule, form: _Form, args: Sequence[object], options: Mapping[str, Any]) -> None:
-        self._weights = [(place, weight, _version(weight)) for place, weight in _tensors(args, form.weights)]
-        self._numbers = [(place, args[place]) for place in form.numbers]
+    def __init__(
+        self,
+        graph: torch.fx.GraphModule,
+        form: Form,
+        args: Sequence[object],
+        options: Mapping[str, Any],
+        changes: Counter[int],
+    ) -> None:
+        self.changes = changes  # how often the weights of these places were changed before
+        weights = _tensors(args, form.weights)
+        self._weights = [(place, ref(one), one.data_ptr(), one._version) for place, one in weights]
+        self._samples = [(place, *sample) for place, one in weights if (sample := _sample(one)) is not None]
         self._model = _compile(_Module(graph, form, args), options)
 
-    def is_for(self, args: Sequence[object]) -> bool:
-        """Whether these have the program's weights, as they were, and numbers."""
-        return all(args[place] is weight and _version(weight) == version for place, weight, version in self._weights) and all(
-            args[place] == number for place, number in self._numbers
-        )
+    def stale(self, args: Sequence[object]) -> set[int]:
+        """The places of weights that are others than the program's, or no longer as they were."""
+        found = {
+            place
+            for place, weight, address, version in self._weights
+            if weight() is not (one := cast("torch.Tensor", args[place])) or one.data_ptr() != address or one._version != version
+        }
+        return found or {place for place, element, value in self._samples if element.value != value}
+
+    def dead(self) -> set[int]:
+        """The places of weights that are no more."""
+        return {place for place, weight, _, _ in self._weights if weight() is None}
 
     def run(self, tensors: Sequence[object]) -> Sequence[torch.Tensor]:
         """Raises CompileError where prefuse cannot take the graph."""
@@ -141,7 +195,7 @@ class _Program:
 class _Module(torch.nn.Module):
     """A graph between tensors that calls bring and those that they get, with its weights in it."""
 
-    def __init__(self, graph: torch.fx.GraphModule, form: _Form, args: Sequence[object]) -> None:
+    def __init__(self, graph: torch.fx.GraphModule, form: Form, args: Sequence[object]) -> None:
         super().__init__()
         self.graph, self.form = graph, form
         self.numbers = {place: args[place] for place in form.numbers}
@@ -175,96 +229,28 @@ def _tensors(args: Sequence[object], places: Sequence[int]) -> list[tuple[int, t
     return [(place, cast("torch.Tensor", args[place])) for place in places]
 
 
-def _version(tensor: torch.Tensor) -> tuple[int, int]:
-    """What changes when a tensor is changed in place, or given other memory."""
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+def _is_uncounted(value: object) -> bool:
+    """Whether torch counts no changes of a tensor, as of those made under `torch.inference_mode`."""
+    return isinstance(value, torch.Tensor) and value.is_inference()
 
 
-def _form_of(graph: torch.fx.GraphModule, args: Sequence[object], are_constant: Sequence[bool]) -> _Form:
-    """Found by a run of fake tensors, which computes nothing. Raises InputError for what torch is to run."""
-    given, results = _fake_run(graph, args)
-    renewed = _renewed_statistics(graph)
-    changed = tuple(
-        place for place, one in enumerate(given) if isinstance(one, torch.Tensor) and (one._version or place in renewed)
-    )
-    tensors = tuple(
-        place
-        for place, one in enumerate(given)
-        if isinstance(one, torch.Tensor) and (place in changed or not are_constant[place])
-    )
-    numbers = tuple(place for place, one in enumerate(given) if not isinstance(one, torch.Tensor))
-    sizes = _sizes(graph, numbers, tensors)
-    own = {_storage(one): place for place, one in enumerate(given) if isinstance(one, torch.Tensor)}
-    found: list[_Result] = []
-    computed: list[int] = []
-    for place, result in enumerate(results):
-        if not isinstance(result, torch.Tensor):
-            raise InputError("graph", f"a result is {type(result).__name__}, no tensor")
-        argument = next((number for number, one in enumerate(given) if one is result), None)
-        if argument is None and _storage(result) in own:
-            raise InputError("graph", "a result is a view of an argument")
-        found.append(_Result(argument, len(computed)))
-        computed += [place] if argument is None else []
-    if not computed and not changed:
-        raise InputError("graph", "it computes nothing")
-    return _Form(
-        weights=tuple(place for place, is_constant in enumerate(are_constant) if is_constant and place not in changed),
-        numbers=tuple(place for place in numbers if place not in sizes),
-        tensors=tensors,
-        changed=changed,
-        sizes=sizes,
-        results=tuple(found),
-        computed=tuple(computed),
-    )
+def _sample(weight: torch.Tensor) -> tuple[ctypes.c_uint64, int] | None:
+    """Eight bytes of a weight, and what they are now: not zeros, if others are found, for many a write leaves those alone."""
+    if not weight.is_cpu or not weight.is_contiguous() or weight.nbytes < 8:
+        return None
+    places = (weight.nbytes // 2 & ~7, 0, weight.nbytes - 8)
+    found = [ctypes.c_uint64.from_address(weight.data_ptr() + place) for place in places]
+    chosen = next((one for one in found if one.value), found[0])
+    return chosen, chosen.value
 
 
-def _fake_run(graph: torch.fx.GraphModule, args: Sequence[object]) -> tuple[list[object], Sequence[object]]:
-    """Fake arguments, and what the graph makes of them; in-place operators have counted up the arguments' versions."""
-    with torch.inference_mode(False), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        given = [_alike(value, mode) if isinstance(value, torch.Tensor) else value for value in args]
-        try:
-            return given, cast("Sequence[object]", graph(*given))
-        except Exception as error:  # whatever torch's fake tensors cannot do
-            what = f"torch cannot run it without numbers ({type(error).__name__}: {str(error).splitlines()[0]})"
-            raise InputError("graph", what) from error
+@cache
+def _count_fused_steps() -> None:
+    """From now on a step of a fused optimizer counts as a change of its parameters, as others do."""
 
+    def count(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for group in optimizer.param_groups:
+            if group.get("fused"):
+                torch.autograd.graph.increment_version([one for one in group["params"] if one.grad is not None])
 
-def _alike(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    """A new fake tensor, which counts changes, as those of `torch.inference_mode` do not."""
-    with mode:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-
-
-def _renewed_statistics(graph: torch.fx.GraphModule) -> set[int]:
-    """Arguments that are running means and variances which a normalisation renews: no tensor's version counts these changes."""
-    places = {node: place for place, node in enumerate(node for node in graph.graph.nodes if node.op == "placeholder")}
-    found = set[int]()
-    for node in graph.graph.nodes:
-        if node.op == "call_function" and node.target in _NORMALISATIONS:
-            call = inspect.signature(node.target).bind(*node.args, **node.kwargs)
-            call.apply_defaults()
-            if call.arguments[_NORMALISATIONS[node.target]] is not False:
-                statistics = (call.arguments[name] for name in ("running_mean", "running_var"))
-                found |= {places[one] for one in statistics if one in places}
-    return found
-
-
-def _sizes(graph: torch.fx.GraphModule, numbers: Sequence[int], tensors: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Which size of which tensor numbers among the arguments are, as far as they are any."""
-    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    known: dict[object, tuple[int, int]] = {}
-    for place in tensors:
-        for axis, size in enumerate(nodes[place].meta["example_value"].shape):
-            if isinstance(size, torch.SymInt):
-                known.setdefault(size.node.expr, (place, axis))
-    found = {}
-    for place in numbers:
-        value = nodes[place].meta.get("example_value")
-        symbol = value.node.expr if isinstance(value, torch.SymInt) else None
-        if symbol in known:
-            found[place] = known[symbol]
-    return found
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    register_optimizer_step_post_hook(count)

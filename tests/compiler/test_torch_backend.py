@@ -159,7 +159,13 @@ def test_weights_that_change() -> None:
         close(fast(x), module(x))
         module.get_parameter("3.bias").data = torch.ones(8)
         close(fast(x), module(x))
-    assert watched.programs == [4]
+    assert watched.programs == [1]
+
+
+def test_a_result_of_bfloat16_without_inputs() -> None:
+    found = torch.compile(lambda: torch.arange(3).to(torch.bfloat16) + 1, backend=compile_graph)()
+    assert found.dtype == torch.bfloat16
+    assert found.tolist() == [1, 2, 3]
 
 
 def test_gradients_are_those_of_torch() -> None:
@@ -209,6 +215,6 @@ def test_options_of_prefuse() -> None:
     fast, x = torch.compile(module, backend=watched, options={"name": "inner", "threads": 1}), torch.randn(4, 16)
     with torch.no_grad():
         close(fast(x), module(x))
-    (program,) = watched.graphs[0]._programs
+    (program,) = watched.graphs[0]._programs.values()
     assert "inner" in program._model.report()
     assert "threads=1" in program._model.plan.target
