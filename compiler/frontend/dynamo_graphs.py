@@ -46,14 +46,12 @@ class Form:
 
     def is_overlapping(self, args: Sequence[object]) -> bool:
         """Whether what is changed may share memory with another argument."""
-        extents = [(place, _extent(one)) for place, one in enumerate(args) if isinstance(one, torch.Tensor)]
-        of_changed = [(place, extent) for place, extent in extents if place in self.changed]
-        return any(
-            first < other_last and other_first < last
-            for place, (first, last) in of_changed
-            for other, (other_first, other_last) in extents
-            if other != place
-        )
+        tensors = [(place, one, one.data_ptr()) for place, one in enumerate(args) if isinstance(one, torch.Tensor)]
+        for place in self.changed:
+            first, last = _extent(cast("torch.Tensor", args[place]))
+            if any(at < last and other != place and first < _extent(one)[1] for other, one, at in tensors):
+                return True
+        return False
 
     def returned(self, args: Sequence[object], computed: Sequence[torch.Tensor]) -> list[object]:
         """The results of the graph. Raises InputError where the program leaves one on another device than torch does."""
@@ -269,8 +267,8 @@ def _sizes(graph: torch.fx.GraphModule, numbers: Sequence[int], tensors: Sequenc
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses between which its elements lie."""
     first = tensor.data_ptr()
-    if not tensor.numel():
-        return first, first
+    if tensor.is_contiguous():
+        return first, first + tensor.nbytes
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     return first, first + last * tensor.element_size()
 
