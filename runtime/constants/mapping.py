@@ -40,7 +40,7 @@ def map_file(file: int, size_bytes: int) -> np.ndarray:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     _libc().madvise(address, size_bytes, _MADV_WILLNEED)  # a hint: the first call needs all of it
     memory = (ctypes.c_uint8 * size_bytes).from_address(address)
-    weakref.finalize(memory, _libc().munmap, address, size_bytes)
+    weakref.finalize(memory, _libc().munmap, address, size_bytes).atexit = False  # a thread may still be in a call
     found = np.frombuffer(memoryview(memory).cast("B"), np.uint8)
     found.flags.writeable = False
     return found

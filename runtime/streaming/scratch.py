@@ -60,7 +60,7 @@ class _File:
         self.number = number
         self.process = os.getpid()
         self._folder, self._is_direct = folder, is_direct
-        weakref.finalize(self, os.close, number)
+        weakref.finalize(self, os.close, number).atexit = False  # a thread may still be in a call
 
     def transfer(self, move: Callable[[memoryview, int], int], offset: int, memory: memoryview, what: str) -> None:
         """Move all bytes of memory, a piece at a time."""

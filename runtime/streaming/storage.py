@@ -57,7 +57,7 @@ class Storage:
         self.start = start
         self._name = name
         self._file, self.is_direct = reopened(file, is_aligned=start % PAGE == 0)
-        weakref.finalize(self, os.close, self._file)
+        weakref.finalize(self, os.close, self._file).atexit = False  # a thread may still be in a call
         self._verified: set[int] = set()
         self._state = self._status()
         self._lock = threading.Lock()
