@@ -47,8 +47,9 @@ class Objects:
         self._names = list(large)
         self._weights = [(whole_pages(buffers[name].size_bytes), steps) for name, steps in large.items()]
         self.chains = [] if least_spilled is None else chains_of(plan, least_spilled)
-        small = [b for b in plan.buffers if b.role is Role.STATE or (b.role is Role.CONSTANT and b.name not in large)]
-        self._fixed = sum(-(-buffer.size_bytes // ALIGNMENT) * ALIGNMENT for buffer in small)
+        kept = [one for one in plan.buffers if one.role in (Role.CONSTANT, Role.STATE) and one.name not in large]
+        # What renews a state lies in its bytes.
+        self._fixed = sum(-(-one.size_bytes // ALIGNMENT) * ALIGNMENT for one in kept if one.renews is None)
         self._live = _live_bytes(plan, buffers, {member for chain in self.chains for member in chain.members})
 
     def problem(self, limit: int) -> prefetch.Problem:
