@@ -1,7 +1,7 @@
 """Weights that stay in a program's file: read into memory when they are due, past the page cache where the system allows it.
 
 The file is open as long as this object, so that it may be renamed or deleted. What is read for the first time is checked against
-the checksum in the manifest; and what has been read is checked again when the file's size or times have changed.
+the checksum in the manifest; and so is what is read, or has been, when the file's size or times have changed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Storage:
         self._name = name
         self._file, self.is_direct = reopened(file, is_aligned=start % PAGE == 0)
         weakref.finalize(self, os.close, self._file).atexit = False  # a thread may still be in a call
-        self._verified: set[int] = set()
+        self._verified: dict[int, tuple[int, int]] = {}  # the file's status before what was found right was read, by offsets
         self._state = self._status()
         self._lock = threading.Lock()
 
@@ -68,12 +68,14 @@ class Storage:
         Raises:
             StorageError: the file cannot be read there, ends before, or holds something else.
         """
-        stored = self.constants[offset]
+        stored, status = self.constants[offset], self._status()
         for begin in range(0, len(memory), CHUNK_BYTES):
             self._fill(offset + begin, memory[begin : begin + CHUNK_BYTES])
-        if offset not in self._verified:
-            self._verify(stored, memory)
-            self._verified.add(offset)
+        if self._verified.get(offset) != status:
+            checksum = Checksum()
+            checksum.update(memory)
+            self._compare(stored, checksum)
+            self._verified[offset] = status
 
     def check_unchanged(self) -> None:
         """Raise StorageError if the file no longer holds what it did; what merely has new times is read once and compared."""
@@ -82,24 +84,26 @@ class Storage:
         with self._lock:
             if (status := self._status()) == self._state:
                 return
-            self._verified.clear()
             for _ in self.pieces():
                 pass
+            self._verified = dict.fromkeys(self.constants, status)
             self._state = status
 
     def pieces(self) -> Iterator[memoryview]:
-        """The bytes of the member, a constant at a time, each checked. What is given is overwritten by the next one.
+        """The bytes of the member, read anew, a chunk at a time. What is given is overwritten by the next one.
 
         Raises:
-            StorageError: as `read`.
+            StorageError: as `read`; of a constant that is another one behind its last piece.
         """
-        largest = max((stored.size_bytes for stored in self.constants.values()), default=0)
-        memory = memoryview(mmap.mmap(-1, max(largest, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        memory = memoryview(mmap.mmap(-1, CHUNK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))  # a memory limit allows no more
         for offset in sorted(self.constants):
-            piece = memory[: self.constants[offset].size_bytes]
-            self._verified.discard(offset)
-            self.read(offset, piece)
-            yield piece
+            stored, checksum = self.constants[offset], Checksum()
+            for begin in range(0, stored.size_bytes, CHUNK_BYTES):
+                piece = memory[: stored.size_bytes - begin]
+                self._fill(offset + begin, piece)
+                checksum.update(piece)
+                yield piece
+            self._compare(stored, checksum)
 
     def _fill(self, offset: int, memory: memoryview) -> None:
         position = self.start + offset
@@ -118,9 +122,7 @@ class Storage:
             with suppress(OSError, AttributeError):  # else the page cache would hold what the limit is to leave free
                 os.posix_fadvise(self._file, position, len(memory), os.POSIX_FADV_DONTNEED)
 
-    def _verify(self, stored: Stored, memory: memoryview) -> None:
-        checksum = Checksum()
-        checksum.update(memory)
+    def _compare(self, stored: Stored, checksum: Checksum) -> None:
         if checksum.hexdigest() != stored.checksum:
             what = f"the weights {stored.name} are not those that were written: the file has been changed or damaged"
             raise StorageError(self._name, what, _COPY_AGAIN)

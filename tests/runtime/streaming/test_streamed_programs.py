@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import multiprocessing
 import os
 import shutil
@@ -22,6 +23,7 @@ from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE
 from prefuse.runtime.errors import InputError, ProgramFileError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import COMPUTE, PAGE, Copy
+from prefuse.runtime.streaming.storage import StorageError
 from prefuse.runtime.streams import slot_copies
 from prefuse.tests.models.chains import chain_input
 
@@ -153,6 +155,36 @@ def test_changed_weights_raise_before_and_after_their_first_copy(own_file: Path,
     for one in (net, later):
         with pytest.raises(ProgramFileError, match="are not those that were written"):
             one(chain_input())
+
+
+def test_changed_weights_are_found_when_they_are_read(own_file: Path) -> None:
+    """Also those that have been right before: by the end of the call the file may be right again."""
+    net = load(own_file)
+    net(chain_input())
+    storage = net.program.storage
+    assert storage is not None
+    stored = next(iter(storage.constants.values()))
+    memory = memoryview(mmap.mmap(-1, stored.size_bytes))
+    storage.read(stored.offset, memory)
+    with open(own_file, "r+b") as file:
+        file.seek(storage.start + stored.offset)
+        file.write(b"\xff" * 8)
+    with pytest.raises(StorageError, match="are not those that were written"):
+        storage.read(stored.offset, memory)
+
+
+def test_reading_it_all_again_takes_little_memory(own_file: Path, answer: np.ndarray, tmp_path: Path) -> None:
+    net = load(own_file)
+    np.testing.assert_array_equal(net(chain_input()), answer)
+    os.utime(own_file)
+    with (
+        mock.patch("prefuse.runtime.streaming.storage.CHUNK_BYTES", 8 * PAGE),
+        mock.patch("prefuse.runtime.streaming.storage.mmap.mmap", wraps=mmap.mmap) as taken,
+    ):
+        np.testing.assert_array_equal(net(chain_input()), answer)
+        net.save(tmp_path / "again.prefuse")
+    assert [call.args[1] for call in taken.call_args_list] == [8 * PAGE] * 2
+    assert (tmp_path / "again.prefuse").read_bytes() == own_file.read_bytes()
 
 
 def test_new_times_alone_are_no_fault(own_file: Path, answer: np.ndarray) -> None:

@@ -27,8 +27,10 @@ def summing_chain() -> ir.Model:
 def test_a_state_counts_once() -> None:
     limit = 8 * _STATE_BYTES // 5  # less than two of it
     free, net = (
-        prefuse.compile(summing_chain(), states={"next": "sum"}, threads=2, memory_limit=one, cache=False) for one in (None, limit)
+        prefuse.compile(summing_chain(), states={"next": "sum"}, threads=2, memory_limit=most, cache=False)
+        for most in (None, limit)
     )
+    assert isinstance(free, CompiledModel)
     assert isinstance(net, CompiledModel)
     assert net.plan.space(STATES).size_bytes == _STATE_BYTES
     assert planned_bytes(net.plan) <= limit
