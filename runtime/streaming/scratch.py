@@ -6,6 +6,7 @@ child makes its own.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import tempfile
@@ -75,9 +76,16 @@ class _File:
                 raise _unusable(self._folder, f"activations cannot be {what}", OSError(0, "the file ends too early"))
             done += count
         if not self._is_direct:
-            with suppress(OSError, AttributeError):  # else the page cache would hold what the limit is to leave free
-                os.fdatasync(self.number)  # what is not on the disk yet, it would keep
-                os.posix_fadvise(self.number, offset, len(memory), os.POSIX_FADV_DONTNEED)
+            self._leave_cache(offset, len(memory), what)
+
+    def _leave_cache(self, offset: int, size_bytes: int, what: str) -> None:
+        """Give pages of the page cache back, which would hold what the limit is to leave free."""
+        try:
+            os.fdatasync(self.number)  # what is not on the disk yet, it would keep; and if it cannot be written, it is lost
+        except OSError as error:
+            raise _unusable(self._folder, f"activations cannot be {what}", error) from error
+        with suppress(OSError, AttributeError):
+            os.posix_fadvise(self.number, offset, size_bytes, os.POSIX_FADV_DONTNEED)
 
 
 def _made(folders: Sequence[Path], size_bytes: int) -> _File:
@@ -85,25 +93,38 @@ def _made(folders: Sequence[Path], size_bytes: int) -> _File:
     failure = ScratchError("scratch", "there is no folder for activations that leave memory", _FIX)
     for folder in folders:
         try:
-            file = _opened(folder)
-            os.posix_fallocate(file.number, 0, max(size_bytes, 1))
+            return _opened(folder, size_bytes)
         except OSError as error:
             failure = _unusable(folder, f"no file of {size_bytes} bytes for activations that leave memory", error)
-        else:
-            return file
     raise failure
 
 
-def _opened(folder: Path) -> _File:
+def _opened(folder: Path, size_bytes: int) -> _File:
     """Raises OSError."""
+    direct = _direct(folder)
+    if direct is not None:
+        try:
+            os.posix_fallocate(direct.number, 0, max(size_bytes, 1))
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # of the C library's writes of single bytes, where the file system cannot do it
+                raise
+        else:
+            return direct
+    with tempfile.TemporaryFile(dir=folder) as made:
+        file = _File(os.dup(made.fileno()), folder, is_direct=False)
+    os.posix_fallocate(file.number, 0, max(size_bytes, 1))
+    return file
+
+
+def _direct(folder: Path) -> _File | None:
+    """A file past the page cache; None of file systems that know no files without names, or that always cache."""
     flags = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_TMPFILE", 0)
     if _O_DIRECT and flags & getattr(os, "O_TMPFILE", 0):
-        with suppress(OSError):  # of file systems that know no files without names, or that always cache
+        with suppress(OSError):
             file = _File(os.open(folder, flags | _O_DIRECT, 0o600), folder, is_direct=True)
             os.pwritev(file.number, [mmap.mmap(-1, PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)], 0)  # some refuse only this
             return file
-    with tempfile.TemporaryFile(dir=folder) as made:
-        return _File(os.dup(made.fileno()), folder, is_direct=False)
+    return None
 
 
 def _unusable(folder: Path, what: str, error: OSError) -> ScratchError:

@@ -18,6 +18,7 @@ import pytest
 from prefuse.runtime.errors import ScratchFileError
 from prefuse.runtime.executor import CompiledModel, Context
 from prefuse.runtime.plan import COMPUTE, SCRATCH, Copy, limit_of, planned_bytes
+from prefuse.runtime.streaming import scratch
 from prefuse.tests.models.skips import skip_chain, skip_input
 
 
@@ -165,6 +166,24 @@ def test_file_systems_that_know_no_such_files(spilled_file: Path, free: Compiled
         net = load(spilled_file)
         for seed in range(2):
             np.testing.assert_array_equal(net(skip_input(seed)), free(skip_input(seed)))
+
+
+def test_a_file_system_that_gives_no_room_past_the_cache(spilled_file: Path, free: CompiledModel) -> None:
+    """There the C library writes single bytes, which such a file refuses: then it is one in the cache."""
+    net = load(spilled_file)
+    with failing("posix_fallocate", 0, errno.EINVAL), mock.patch("os.fdatasync", wraps=os.fdatasync) as synced:
+        np.testing.assert_array_equal(net(skip_input()), free(skip_input()))
+    assert synced.called == bool(scratch._O_DIRECT)
+
+
+def test_activations_that_do_not_get_to_the_disk_are_one_error(spilled_file: Path, free: CompiledModel) -> None:
+    """Pages that cannot be written are dropped: nobody may read them back."""
+    with mock.patch("prefuse.runtime.streaming.scratch._O_DIRECT", 0):
+        net = load(spilled_file)
+        for _ in range(2):
+            with failing("fdatasync", 0, errno.EIO), pytest.raises(ScratchFileError, match="cannot be written: Input/output"):
+                net(skip_input())
+            np.testing.assert_array_equal(net(skip_input()), free(skip_input()))
 
 
 def test_files_are_gone_with_their_contexts(spilled_file: Path) -> None:
