@@ -6,6 +6,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -153,7 +154,7 @@ class Copier:
         for call in self._calls:
             for thread in call.threads:
                 thread.join()
-            if call.is_stopped:  # events that nobody waited for are still posted
+            if call.is_stopped or call.failure is not None:  # events that nobody waited for may still be posted
                 self.events.reset()
         self._calls.clear()
 
@@ -167,13 +168,13 @@ class _Call:
     events: Events
     threads: list[threading.Thread] = field(default_factory=list)
     times: list[CopyTime] = field(default_factory=list)
-    failure: Exception | None = None
+    failure: BaseException | None = None
     is_stopped: bool = False
 
     def start(self, streams: CopyStreams) -> None:
         for operations in streams.operations:
             thread = threading.Thread(target=self._run, args=(operations,), name="prefuse-copies", daemon=True)
-            thread.start()
+            thread.start()  # in which Ctrl-C may be raised, when it runs already or before
             self.threads.append(thread)
 
     def stop(self, streams: CopyStreams) -> None:
@@ -185,24 +186,47 @@ class _Call:
                     self.events.post(operation.event)
 
     def _run(self, operations: Sequence[Operation]) -> None:
+        self.threads.append(threading.current_thread())
+        if self.is_stopped:  # looked at behind the line above: whoever stops a call waits for a thread, or it does nothing
+            return
+        done = 0
+        try:
+            for done in range(len(operations)):
+                self._do(operations[done])
+        except BaseException as error:  # of any kind: the kernels wait for what comes next
+            self.failure = self.failure or error
+            self._abandon(operations[done:])
+
+    def _do(self, operation: Operation) -> None:
+        if isinstance(operation, Await):
+            self.events.wait(operation.event)
+        elif isinstance(operation, Post):
+            for event in operation.events:
+                self.events.post(event)
+        elif not self.is_stopped:
+            self._carry_out(operation)
+
+    def _abandon(self, operations: Sequence[Operation]) -> None:
+        """Let the kernels run to their end without copies."""
         for operation in operations:
-            if isinstance(operation, Await):
-                self.events.wait(operation.event)
-            elif isinstance(operation, Post):
-                for event in operation.events:
-                    self.events.post(event)
-            elif not self.is_stopped:
-                self._carry_out(operation)
+            if isinstance(operation, Post):
+                self._do(operation)
+            elif not isinstance(operation, Await | Leave):
+                with suppress(Exception):
+                    self._clear(operation)
 
     def _carry_out(self, operation: Move) -> None:
         begin = time.perf_counter_ns()
         if self.failure is None:
             try:
                 self.move(operation)
-            except Exception as error:
+            except BaseException as error:
                 self.failure = error
         if self.failure is not None and not isinstance(operation, Leave):
-            # Kernels read on: let them find no index that points anywhere else.
-            memory = self.arena[operation.offset : operation.offset + operation.size_bytes]
-            ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(memory)), 0, len(memory))
+            self._clear(operation)
         self.times.append(CopyTime(operation.step, begin, time.perf_counter_ns()))
+
+    def _clear(self, move: Move) -> None:
+        """Zeros where a copy was to come. Kernels read on: let them find no index that points anywhere else."""
+        memory = self.arena[move.offset : move.offset + move.size_bytes]
+        ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(memory)), 0, len(memory))

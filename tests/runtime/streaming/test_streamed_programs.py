@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE
 from prefuse.runtime.errors import InputError, ProgramFileError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import COMPUTE, PAGE, Copy
+from prefuse.runtime.streaming.events import Events
 from prefuse.runtime.streaming.storage import StorageError
 from prefuse.runtime.streams import slot_copies
 from prefuse.tests.models.chains import chain_input
@@ -252,6 +254,56 @@ def test_an_interrupt_leaves_nothing_behind(limited_file: Path, answer: np.ndarr
     with mock.patch.object(invocation, "_function", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         context(chain_input())
     assert threading.active_count() == before
+    np.testing.assert_array_equal(context(chain_input()), answer)
+
+
+def test_an_interrupted_start_leaves_no_thread_behind(limited_file: Path, answer: np.ndarray) -> None:
+    """Ctrl-C when a thread runs already, but its start has not returned."""
+    context = load(limited_file).context()
+    context(chain_input())
+    real_start, real_wait, has_begun = threading.Thread.start, Events.wait, threading.Event()
+
+    def start(thread: threading.Thread) -> None:
+        real_start(thread)
+        assert has_begun.wait(10)
+        raise KeyboardInterrupt
+
+    def wait(events: Events, number: int) -> None:
+        has_begun.set()
+        real_wait(events, number)
+        time.sleep(0.2)
+
+    before = threading.active_count()
+    with (
+        mock.patch.object(threading.Thread, "start", start),
+        mock.patch.object(Events, "wait", wait),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        context(chain_input())
+    assert threading.active_count() == before
+    np.testing.assert_array_equal(context(chain_input()), answer)
+
+
+@pytest.mark.parametrize("place", ["move", "times"])
+def test_whatever_ends_a_copy_is_raised(limited_file: Path, answer: np.ndarray, place: str) -> None:
+    """Errors of any kind, and of anything that its thread does."""
+    context = load(limited_file).context()
+    context(chain_input())
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            context(chain_input())
+        except BaseException as error:
+            raised.append(error)
+
+    target = "storage.Storage.read" if place == "move" else "copier.CopyTime"
+    thread = threading.Thread(target=call, daemon=True)
+    with mock.patch(f"prefuse.runtime.streaming.{target}", side_effect=SystemExit):
+        thread.start()
+        thread.join(10)
+    assert not thread.is_alive()
+    assert [type(error) for error in raised] == [SystemExit]
     np.testing.assert_array_equal(context(chain_input()), answer)
 
 
