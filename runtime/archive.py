@@ -24,7 +24,7 @@ from typing import IO
 
 import numpy as np
 
-from .errors import ProgramFileError
+from .errors import DeviceError, ProgramFileError, ScratchFileError
 from .files.checksum import Checksum
 from .plan import ALIGNMENT, PAGE, TensorType
 from .streaming.storage import in_memory
@@ -153,12 +153,14 @@ def archive_member(archive: zipfile.ZipFile, name: str) -> Iterator[zipfile.ZipF
 
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Whatever goes wrong in reading a file becomes a ProgramFileError that names the file."""
+    """Whatever is wrong with a file that is read becomes a ProgramFileError that names the file."""
     try:
         yield
     except ProgramFileError as error:
         where = error.where if error.where.startswith(str(path)) else f"{path}: {error.where}"  # one reader may call another
         raise ProgramFileError(where, error.what, error.fix) from error
+    except (DeviceError, ScratchFileError):  # RuntimeErrors that are no fault of the file
+        raise
     except FileNotFoundError as error:
         raise ProgramFileError(str(path), "no such file", "check the path") from error
     except OSError as error:

@@ -13,14 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import prefuse
 import pytest
 import safetensors.numpy
 from prefuse.runtime.archive import ConstantSource
-from prefuse.runtime.errors import DeviceError, ProgramFileError
+from prefuse.runtime.cpu_device import CpuDevice
+from prefuse.runtime.errors import CompileError, DeviceError, ProgramFileError, ScratchFileError
 from prefuse.runtime.executor import load
 from prefuse.runtime.plan import Buffer, Plan, Role, Space, TensorType
 from prefuse.runtime.plan_text import print_plan
-from prefuse.runtime.program_file import read_program, save_program, write_program
+from prefuse.runtime.program_file import Program, read_program, save_program, write_program
 from prefuse.runtime.target import Target, host_cpu_flags
 from prefuse.tests.runtime.tiny_program import CONSTANT_OFFSET, ELEMENTS, bias, tiny_plan, write_tiny
 
@@ -261,3 +263,15 @@ def test_any_damaged_weight_is_found(path: Path, place: int) -> None:
     path.write_bytes(content[: start + place] + bytes([content[start + place] ^ 16]) + content[start + place + 1 :])
     with pytest.raises(ProgramFileError, match=r"constants\.safetensors: its hash"):
         read_program(path)
+
+
+@pytest.mark.parametrize("kind", [DeviceError, ScratchFileError])
+def test_what_the_device_lacks_is_no_fault_of_the_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[CompileError]
+) -> None:
+    def refuse(device: CpuDevice, program: Program) -> None:
+        raise kind("device", "it has no such units")
+
+    monkeypatch.setattr(CpuDevice, "load", refuse)
+    with pytest.raises(kind, match="device: it has no such units"):
+        prefuse.load(path)
