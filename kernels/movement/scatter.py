@@ -45,9 +45,9 @@ def build(group: Group, target: Target) -> BuiltKernel:
     """Takes one scattering operator alone, with any reduction."""
     (op,) = group.ops
     reduction = op.attribute("reduction", "none")
-    data, _, updates = op.inputs
+    data, indices, updates = op.inputs
     dtype = group.types[data].dtype
-    if reduction == "none" or dtype == "bool":
+    if (reduction == "none" and indices not in (data, updates)) or dtype == "bool":
         group = as_bits(group, (data, updates, op.outputs[0]))
     builder = new_builder(target)
     scatter = _Scatter(builder, group, op, _combination(reduction, dtype, builder))
@@ -57,7 +57,8 @@ def build(group: Group, target: Target) -> BuiltKernel:
         copy_unless_aliased(builder, scatter.source, scatter.out, group.types[data])
         if group.types[updates].elements:
             {"ScatterElements": scatter.elements, "ScatterND": scatter.slices}[op.op_type]()
-    inplace = () if data in group.constants or (builder.is_grid and not scatter.is_by_lines) else ((0, data),)
+    is_free = data not in group.constants and data not in op.inputs[1:]  # which are read while the output is written
+    inplace = ((0, data),) if is_free and (scatter.is_by_lines or not builder.is_grid) else ()
     return finish("scatter", builder, group, flops=group.types[updates].elements, inplace=inplace)
 
 

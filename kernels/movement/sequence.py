@@ -31,8 +31,9 @@ def build(group: Group, target: Target) -> BuiltKernel:
     if kind.elements:
         (_scatter if is_scatter else _reverse)(group, builder, anchor)
     work = kind.elements * (1 + pointwise_cost(group))
-    is_free = is_scatter and not followers and anchor.inputs[0] not in group.constants
-    inplace = ((0, anchor.inputs[0]),) if is_free else ()
+    cache = anchor.inputs[0]
+    is_free = is_scatter and not followers and cache not in group.constants and cache not in anchor.inputs[1:]
+    inplace = ((0, cache),) if is_free else ()
     return finish("sequence", builder, group, flops=work, inplace=inplace)
 
 

@@ -128,3 +128,33 @@ def test_the_output_takes_the_memory_of_data_that_nobody_else_reads() -> None:
     expected = np.maximum(data, 0)
     np.add.at(expected, (indices, np.arange(4)), updates)
     np.testing.assert_array_equal(model(data, indices, updates), -expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "indices", "scatter", "expected"),
+    [
+        ("float[3] x", [1, 2, 0], "ScatterElements(d, i, d)", [3, 1, 2]),
+        ("float[3] x", [[1], [2], [0]], "ScatterND(d, i, d)", [3, 1, 2]),
+        ("int64[3] x", [1, 2, 3], "ScatterElements(d, d, i)", [1, 1, 2]),  # 3 is dropped
+        ("int32[3] x", [1, 2, 3], "ScatterElements(d, d, d)", [1, 1, 2]),
+        ("int32[3] x", [-1, 0, 1], "ScatterElements(j, j, d)", [2, 1, 3]),
+        ("float[1,3,1] x", [1], 'TensorScatter<mode="circular">(d, d, i)', [3, 1, 2]),
+    ],
+)
+def test_data_that_is_read_as_updates_or_indices_is_not_written_over(
+    values: str, indices: list[Any], scatter: str, expected: list[int]
+) -> None:
+    numbers = np.array(indices)
+    shape = ",".join(map(str, numbers.shape))
+    text = f"""<ir_version: 10, opset_import: ["": 24]>
+        main ({values}, int64[{shape}] i) => ({values.replace(" x", " y")}) {{
+          d = Abs(x)
+          k = Cast<to=6>(i)
+          j = Neg(k)
+          s = {scatter}
+          y = Neg(s)
+        }}"""
+    model = prefuse.compile(onnx.parser.parse_model(text))
+    (port,) = (port for port in model.inputs if port.name == "x")
+    data = np.array([1, 2, 3], port.type.dtype).reshape(port.type.shape)
+    np.testing.assert_array_equal(np.ravel(model(data, numbers)), -np.array(expected))
