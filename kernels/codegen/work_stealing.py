@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from tvm import tirx
 
 from ...runtime.hardware.machine import LINE_BYTES
-from ...runtime.symbolic.sizes import Size, hint_of
+from ...runtime.symbolic.sizes import Size, greatest_of, hint_of
 from ..cost.memory import parallel_work
 
 Expr: TypeAlias = Any
@@ -144,4 +144,14 @@ def share(thread: Expr, threads: int, extent: Expr) -> Run:
     if isinstance(threads, int) and isinstance(extent, int) and threads * extent >= 1 << 31:
         whole, rest = divmod(extent, threads)  # the products below would be no int32
         return thread * whole + tirx.min(thread, rest), (thread + 1) * whole + tirx.min(thread + 1, rest)
+    if not isinstance(thread, int) and str((thread * extent).ty) == "int32" and not _is_small(threads, extent):
+        begin, end = share(tirx.Cast("int64", thread), threads, extent)
+        return tirx.Cast("int32", begin), tirx.Cast("int32", end)
     return tirx.floordiv(thread * extent, threads), tirx.floordiv((thread + 1) * extent, threads)
+
+
+def _is_small(threads: Any, extent: Any) -> bool:
+    """Whether the product of two numbers is known to be an int32."""
+    if not all(isinstance(one, int | Size) for one in (threads, extent)):
+        return False
+    return int(greatest_of(threads)) * int(greatest_of(extent)) < 1 << 31

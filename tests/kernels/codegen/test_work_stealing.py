@@ -77,6 +77,22 @@ def test_shares_of_so_many_that_products_of_them_are_no_int32() -> None:
         assert {end - begin for begin, end in shares} <= {extent // threads, extent // threads + 1}
 
 
+def test_shares_of_an_extent_known_at_run_time_are_computed_in_64_bits(tmp_path: Path) -> None:
+    target, threads, extent = Target.parse("cpu:avx2"), 64, 40_000_001
+    builder = KernelBuilder(target.machine, 1)
+    numbers, run = (builder.parameter(*one) for one in (("n", 2, "int32"), ("r", 2, "int32")))
+    for place, bound in enumerate(share(builder.bind(numbers[0]), threads, builder.bind(numbers[1]))):
+        builder.store(run, place, bound)
+    function = builder.function().with_attr("global_symbol", "share").with_attr("calling_conv", C_CONVENTION)
+    path = tmp_path / "share.so"
+    path.write_bytes(link_library(compile_module(tvm.IRModule({tvm.ir.GlobalVar("share"): function}), target), target))
+    library, found = ctypes.CDLL(str(path)), np.zeros(2, np.int32)
+    for thread in range(threads):
+        given = np.array([thread, extent], np.int32)
+        library.share(*(ctypes.c_void_p(array.ctypes.data) for array in (given, found)))
+        assert found.tolist() == [thread * extent // threads, (thread + 1) * extent // threads]
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 @pytest.mark.parametrize("extent", [0, 1, 5, 64, 1001])
 @pytest.mark.parametrize("least", [1, 4, 2000])
