@@ -106,7 +106,7 @@ def _flatten_around(model: ir.Model, node: ir.Node) -> None:
     """
     if node.op_type in ("Softmax", "LogSoftmax"):
         for reader in node.outputs[0].consumers():
-            if reader.op_type == "Reshape":
+            if reader.op_type == "Reshape" and _restores(reader, node):
                 reader.attributes.add(ir.AttrInt64("allowzero", 1))
     if node.op_type != "Hardmax":
         return
@@ -117,6 +117,14 @@ def _flatten_around(model: ir.Model, node: ir.Node) -> None:
     hot = ir.Node("", "Hardmax", [rows.outputs[0]], [ir.AttrInt64("axis", -1)], name=node.name)
     whole = ir.Node("", "Reshape", [hot.outputs[0], shape.outputs[0]], [ir.AttrInt64("allowzero", 1)])
     replace_node(model.graph, node, (shape, rows, hot, whole), whole.outputs)
+
+
+def _restores(reader: ir.Node, node: ir.Node) -> bool:
+    """Whether a Reshape gives back the shape that a Flatten in front of the node has taken: the converter's, no other."""
+    flatten, shape = (None if value is None else value.producer() for value in (node.inputs[0], reader.inputs[1]))
+    if flatten is None or shape is None or (flatten.op_type, shape.op_type) != ("Flatten", "Shape"):
+        return False
+    return flatten.inputs[0] is shape.inputs[0]
 
 
 def _spread_slopes(model: ir.Model, where: str) -> None:

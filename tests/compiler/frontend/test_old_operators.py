@@ -52,6 +52,19 @@ def test_nothing_may_be_normalized(op_type: str) -> None:
     assert found.shape == x.shape
 
 
+@pytest.mark.parametrize("axis", [1, 2])
+def test_a_reshape_behind_softmax_keeps_its_meaning(axis: int) -> None:
+    text = f"""<ir_version: 7, opset_import: ["": 11]>
+        main (float[2,3,4] x) => (float[2,12] y) <int64[2] s = {{0, -1}}> {{
+          p = Softmax<axis={axis}>(x)
+          y = Reshape(p, s)
+        }}"""
+    x = np.random.default_rng(3).standard_normal((2, 3, 4), np.float32)
+    powers = np.exp(x.reshape(2 if axis == 1 else 6, -1))
+    expected = (powers / powers.sum(1, keepdims=True)).reshape(2, 12)
+    np.testing.assert_allclose(prefuse.compile(onnx.parser.parse_model(text), cache=False)(x), expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize(("axis", "columns"), [(None, 12), (0, 24), (1, 12), (2, 4), (-1, 4)])
 def test_hardmax_was_over_all_dimensions_from_its_axis_on(axis: int | None, columns: int) -> None:
     x = np.random.default_rng(3).permutation(24).astype(np.float32).reshape(2, 3, 4)
