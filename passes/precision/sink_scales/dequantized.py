@@ -37,6 +37,8 @@ class Dequantized:
         if constant_array(w) is None:
             why = "no kernel makes words of what a run computes along rows"
             return Rejection(f"{node.op_type} of two dequantized activations stays in floating point: {why}", (node,))
+        if node.outputs[0].dtype != ir.DataType.FLOAT:  # by their attributes, whatever the scales are
+            return Rejection(f"{node.op_type} of dequantized operands stays: they are no float32", (node,))
         found = Operands(node.op_type, node, x, w, x_zero, w_zero)
         reason = found.fault() or _scale_fault(found, b, s, t) or _product_fault(node, s, t)
         if reason:

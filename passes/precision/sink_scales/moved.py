@@ -14,8 +14,11 @@ from ....compiler.ir.matching import producer_of, static_shape
 from ....compiler.ir.rewriter import copy_source, replace_node
 from .operands import BYTES
 
-# What gives elements of its first operand other places, or chooses the largest, whichever scale they have.
+# What gives elements of its first operand other places, whichever scale they have, or chooses the largest.
 _MOVES = ("Flatten", "Gather", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+# The scales by which types hold 8-bit numbers well enough; bfloat16 has too few digits.
+_SINGLE, _HALF = (float(np.finfo(np.float32).tiny), 2.0**100), (2.0**-14, 2.0**7)
+_NORMAL = {ir.DataType.FLOAT: _SINGLE, ir.DataType.DOUBLE: _SINGLE, ir.DataType.FLOAT16: _HALF}
 _POOLS_BYTES = 12  # the opset since which MaxPool takes 8-bit numbers
 
 
@@ -34,8 +37,16 @@ class Moved:
         source = producer_of(node.inputs[0], "DequantizeLinear")
         if source is None or source.inputs[0] is None or source.inputs[0].dtype not in BYTES or not has_one_scale(source):
             return None
+        if node.op_type == "MaxPool" and not _is_positive(source.inputs[1]):
+            return None
         is_table = node.op_type == "Gather" and constant_array(source.inputs[0]) is not None
         return _Move(node, source) if is_table or constant_array(source.inputs[0]) is None else None
+
+
+def _is_positive(scale: ir.Value | None) -> bool:
+    """Whether the greatest number is also the greatest after it is scaled."""
+    known = constant_array(scale)
+    return known is not None and bool((known > 0).all() and np.isfinite(known.astype(np.float64)).all())
 
 
 def has_one_scale(node: ir.Node) -> bool:
@@ -52,7 +63,8 @@ class _Move:
     def rewrite(self, model: ir.Model) -> Sequence[ir.Node]:
         node, source = self.node, self.source
         moved = ir.Node("", node.op_type, [source.inputs[0], *node.inputs[1:]], node.attributes.values(), version=node.version)
-        widened = ir.Node("", "DequantizeLinear", [moved.outputs[0], *source.inputs[1:]], [])
+        kept = [value for name, value in source.attributes.items() if name == "output_dtype"]
+        widened = ir.Node("", "DequantizeLinear", [moved.outputs[0], *source.inputs[1:]], kept, version=source.version)
         copy_source((node,), moved)
         replace_node(model, node, [moved, widened], widened.outputs)
         return [moved, widened]
@@ -106,16 +118,19 @@ class Cancelled:
         x = None if source is None else source.inputs[0]
         if source is None or x is None or x.dtype not in BYTES or x.dtype != node.outputs[0].dtype:
             return None
-        if not has_one_scale(source) or not has_one_scale(node) or not _is_normal(node.inputs[1]):
+        if not has_one_scale(source) or not has_one_scale(node) or not _is_normal(node.inputs[1], source.outputs[0].dtype):
             return None
         first, second = ((*one.inputs, None)[1:3] for one in (source, node))
         return _Same(node, x) if all(map(_is_same, first, second)) else None
 
 
-def _is_normal(scale: ir.Value | None) -> bool:
-    """Whether a scale is a constant that 8-bit numbers are multiplied and divided by without loss."""
+def _is_normal(scale: ir.Value | None, dtype: ir.DataType | None) -> bool:
+    """Whether a scale is a constant that 8-bit numbers are multiplied, as this type, and divided by without loss."""
     known = constant_array(scale)
-    return known is not None and bool((known >= np.finfo(np.float32).tiny).all() and (known < 2.0**100).all())
+    if known is None or dtype not in _NORMAL:
+        return False
+    least, most = _NORMAL[dtype]
+    return bool((known >= least).all() and (known < most).all())
 
 
 def _is_same(first: ir.Value | None, second: ir.Value | None) -> bool:
