@@ -37,6 +37,13 @@ MODELS = {
         z = Slice(x, start, end, axes, step)
         y = Relu(z)
     }""",
+    "Slice of a shape backwards": """(float[N,M,6] x) => (float[6,M,N] y) {
+        start = Constant <value = int64[1] {-1}> ()
+        end = Constant <value = int64[1] {-100}> ()
+        sizes = Shape(x)
+        turned = Slice(sizes, start, end, , start)
+        y = Reshape(x, turned)
+    }""",
     "ArgMax": "(float[N,M,6] x) => (int64[N,6] y) { y = ArgMax <axis = 1, keepdims = 0> (x) }",
     "TopK of a few": """(float[N,M] x) => (float[K,M] y, int64[K,M] i) {
         k = Constant <value = int64[1] {5}> ()

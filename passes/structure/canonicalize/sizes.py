@@ -36,8 +36,11 @@ def fold_sizes(node: ir.Node, scope: Scope) -> Replacement | None:
     operands = [_numbers(value) for value in node.inputs]
     if any(operand is None and value is not None for operand, value in zip(operands, node.inputs, strict=True)):
         return None
-    found = _FOLDS[node.op_type](node, [operand for operand in operands if operand is not None])
-    return None if found is None else _constant(node, found, scope)
+    try:
+        found = _FOLDS[node.op_type](node, [operand for operand in operands if operand is not None])
+        return None if found is None else _constant(node, found, scope)
+    except (IndexError, OverflowError, ValueError):  # of numbers that are out of range, or do not fit together
+        return None
 
 
 def _numbers(value: ir.Value | None) -> np.ndarray | None:
@@ -121,11 +124,14 @@ def _gather(node: ir.Node, operands: list[np.ndarray]) -> np.ndarray | None:
 def _slice(node: ir.Node, operands: list[np.ndarray]) -> np.ndarray | None:
     if any(map(_has_sizes, operands[1:])):
         return None
-    data, places = operands[0], [operand.astype(np.int64).reshape(-1).tolist() for operand in operands[1:]]
-    if len(operands) != sum(value is not None for value in node.inputs) or data.ndim != 1 or node.inputs[1] is None:
+    data, given = operands[0], [position for position, value in enumerate(node.inputs) if value is not None]
+    places = {position: int(operand.reshape(-1)[0]) for position, operand in zip(given[1:], operands[1:], strict=True)}
+    if data.ndim != 1 or any(operand.size != 1 for operand in operands[1:]):
         return None
-    step = places[3][0] if len(places) > 3 else 1
-    return data[slice(places[0][0], places[1][0], step)]
+    start, end, step = places[1], places[2], places.get(4, 1)
+    if step < 0 and start < -len(data):  # from before the beginning they start at the first element
+        start = 0
+    return data[slice(start, end, step)]
 
 
 def _concat(node: ir.Node, operands: list[np.ndarray]) -> np.ndarray | None:
