@@ -36,6 +36,7 @@ from ..template.values import anchor_of
 
 OPERATORS = frozenset(["AveragePool", "LpPool", "MaxPool"])
 _RUN = 1024  # outputs of one run: its scratch row stays in L1
+_ROW = 1 << 14  # elements of that row, which is on the stack, at most, but for those of one window
 _MAX_PHASES = 4  # strides up to which every n-th element is picked with shuffles
 
 
@@ -56,7 +57,7 @@ def _estimate(group: Group, anchor: Op, window: Window, work: int, target: Targe
     kind = group.types[anchor.inputs[0]]
     *outer, columns = window.outputs
     machine = combining_machine(group, anchor, accumulator_type(kind.dtype), target)
-    run = min(columns, _RUN)
+    run = min(columns, _longest_run(window))
     lines = prod(kind.shape[:2]) * prod(outer) * -(-columns // max(run, 1))
     shape = window.kernel, window.strides[-1], window.dilations[-1], run
     cycles = pooling_cycles(lines, *shape, _MAX_PHASES, pooling_bodies(group, anchor, machine), machine)
@@ -90,6 +91,12 @@ def _build(group: Group, anchor: Op, window: Window, work: int, target: Target) 
     return finish("pooling", builder, group, flops=work)
 
 
+def _longest_run(window: Window) -> int:
+    """Outputs of a run: as many as the scratch row holds."""
+    span = (window.kernel[-1] - 1) * window.dilations[-1] + 1
+    return max(min(_RUN, (_ROW - span) // window.strides[-1] + 1), 1)
+
+
 @dataclass(frozen=True)
 class Pooling:
     """The loops of one pooling; `dtype` is what it computes in."""
@@ -113,7 +120,9 @@ class Pooling:
     def emit(self, work: int) -> None:
         batch, channels = self.group.types[self.anchor.inputs[0]].shape[:2]
         *outer, columns = self.window.outputs
-        run = 1 if self.builder.is_grid else min(least_of(columns), _RUN)  # the last run overlaps the one before it
+        run = (
+            1 if self.builder.is_grid else min(least_of(columns), _longest_run(self.window))
+        )  # the last run overlaps the one before it
         step = self.window.strides[-1]
         width = (run - 1) * step + (self.window.kernel[-1] - 1) * self.window.dilations[-1] + 1
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ..harness import LEVELS, Case, check_in_turn, followed, operator
+from ..harness import LEVELS, Case, check, check_in_turn, followed, operator, target_of
 
 rng = np.random.default_rng(3)
 
@@ -96,3 +96,7 @@ def test_alone(make: Callable[[], list[Case]], level: str) -> None:
 @pytest.mark.parametrize("kind", ["Max", "Average"])
 def test_with_followers(kind: str, level: str) -> None:
     check_in_turn([followed(case) for case in plane(kind)], level)
+
+
+def test_far_strides_take_no_more_stack_than_near_ones() -> None:
+    check([pool("Max", (1, 1, 1 << 22), kernel_shape=(2,), strides=(4096,))], target_of("avx2"))  # in one row: 16 MiB
