@@ -76,6 +76,9 @@ def _typed_cases() -> Iterator[Case]:
         yield operator("Mod", np.repeat(values, 5), np.tile(small, 10), variables=(1,))
         exponents = np.array([0, 1, 2, 5, 31, 63, 100, info.max, -1 if info.min < 0 else 7, info.min], dtype)
         bases, powers = np.repeat(values, 10), np.tile(exponents, 10)
+        ten = 10 if info.bits > 16 else 1
+        floats, raised = np.array([0.5, 2.0, 9.0, 1.5, -0.5], np.float32), np.array([1, 9, ten**9, 2, 0], dtype)
+        yield operator("Pow", np.array([3, 3, ten, 2, 2], dtype), floats, expected=[raised])
         yield operator("Pow", bases, powers, expected=[_raised(bases, powers)], variables=(1,))
         yield operator("Pow", values, np.array(13, dtype), expected=[_raised(values, np.full(10, 13, dtype))])
         yield operator("Where", a > b, a, b, variables=(1, 2))
