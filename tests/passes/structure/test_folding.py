@@ -1,0 +1,61 @@
+"""Constants that are folded have the numbers that kernels compute, or are not folded where `onnx.reference` computes others."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import prefuse
+import pytest
+
+
+@pytest.mark.parametrize("reduction", ["ReduceMean<keepdims=0>(w, a)", "MatMul(o, v)", "Gather(c, last)"])
+def test_sums_of_float16_are_rounded_once(reduction: str) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        main (float16[64] x) => (float16[64] y)
+          <float16 one = {{15360}}, float16 share = {{3072}}, int64[2] s = {{4096, 64}}, int64[1] n = {{4096}},
+           int64[1] a = {{0}}, int64 zero = {{0}}, int64 last = {{-1}}> {{
+          w = Expand(one, s)
+          o = Expand(one, n)
+          v = Expand(share, s)
+          c = CumSum(v, zero)
+          m = {reduction}
+          y = Add(x, m)
+        }}"""
+    y = np.asarray(prefuse.compile(onnx.parser.parse_model(text), cache=False)(np.zeros(64, np.float16)))
+    np.testing.assert_array_equal(y, np.ones(64, np.float16))
+
+
+@pytest.mark.parametrize(
+    ("node", "output", "expected"),
+    [
+        ("OneHot(i, three, infinite)", "float[3,3]", [[0, -np.inf, -np.inf], [-np.inf, 0, -np.inf], [-np.inf] * 3]),
+        ("OneHot(i, three, small)", "float[3,3]", [[1e-8, 1, 1], [1, 1e-8, 1], [1, 1, 1]]),
+        ("LogSoftmax(far)", "float[3]", [-200, 0, -199]),
+        ("ReduceLogSumExp<keepdims=0>(least)", "float", -np.inf),
+        ("ReduceLogSumExp<keepdims=0>(greatest)", "float", np.inf),
+        ("Erf(d)", "double", 0.5204998778130465),
+        ("GatherElements(far, i)", "float[3]", [0, 200, 1]),
+        ('ScatterElements<reduction="max">(far, j, nan)', "float[3]", [np.nan, 200, 1]),
+        ('ScatterElements<reduction="min">(far, j, nan)', "float[3]", [np.nan, 200, 1]),
+    ],
+)
+def test_constants_that_the_reference_misreads_have_the_numbers_of_kernels(node: str, output: str, expected: object) -> None:
+    """-inf, inf and NaN, which the text of a model cannot say, are quotients."""
+    shape = output.partition("[")[2] or "]"
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        main ({output} x) => ({output} y)
+          <int64[3] i = {{0, 1, 7}}, int64[1] j = {{0}}, int64 three = {{3}}, float[2] small = {{1, 0.00000001}},
+           float[3] far = {{0, 200, 1}}, double d = {{0.5}}, float[3] plus = {{1, 1, 1}}, float[2] first = {{-1, 0}},
+           float[3] zeros = {{0, 0, 0}}, float[2] ones = {{0, 1}}, float[1] zero = {{0}}> {{
+          greatest = Div(plus, zeros)
+          least = Neg(greatest)
+          infinite = Div(first, ones)
+          nan = Div(zero, zero)
+          m = {node}
+          y = Add(x, m)
+        }}"""
+    model = onnx.parser.parse_model(text)
+    kind = np.float64 if output == "double" else np.float32
+    sizes = [int(n) for n in shape.rstrip("]").split(",") if n]
+    y = np.asarray(prefuse.compile(model, cache=False)(np.zeros(sizes, kind)))
+    np.testing.assert_allclose(y, np.array(expected, kind), rtol=1e-6 if kind == np.float32 else 1e-12)
