@@ -256,7 +256,8 @@ class _Copy:
             return False
         along, times = loops[-2:]
         is_repeated = is_one(along.stride) and equal(times.stride, 0)
-        return is_repeated and not isinstance(times.extent, Size) and times.extent <= _MOST_REPEATED
+        is_few = not isinstance(times.extent, Size) and times.extent <= _MOST_REPEATED
+        return is_repeated and is_few and least_of(along.extent) > 1  # of which a vector is made
 
     def _repeat(self, loops: Sequence[Axis], lanes: int, work: int) -> None:
         """Vectors of the source, their elements repeated in registers. The last vector overlaps the one before it."""

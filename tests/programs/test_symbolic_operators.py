@@ -343,3 +343,16 @@ def test_recurrences_of_any_length(
         assert isinstance(found, tuple)
         for mine, torchs in zip(found, wanted, strict=True):
             torch.testing.assert_close(torch.as_tensor(mine), torchs, rtol=1e-4, atol=2e-5)
+
+
+def test_what_is_repeated_may_be_one_element() -> None:
+    text = """(float[N] x) => (float[M,2] y) <int64[1] one = {1}, int64[1] end = {99}, int64[1] zero = {0}, int64[2] twice = {1, 2}> {
+        t = Slice(x, one, end, zero)
+        u = Unsqueeze(t, one)
+        y = Expand(u, twice)
+    }"""
+    net = compiled(model_of(f"<{OPSET}> main {text}"), dims={"N": (2, 9)})
+    assert "specialised" not in net.report(), net.report()
+    for n in (2, 3, 9):
+        x = np.arange(n, dtype=np.float32)
+        np.testing.assert_array_equal(np.asarray(net(x)), np.repeat(x[1:], 2).reshape(-1, 2))
