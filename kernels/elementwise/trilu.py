@@ -6,6 +6,7 @@ from math import prod
 
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import greatest_of
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, row_major
 from ..groups.group import Group
@@ -36,7 +37,7 @@ def build(group: Group, target: Target) -> BuiltKernel:
         literal = group.literal(anchor.inputs[1])
         bound = sum(shape[-2:])  # beyond it nothing changes, and it fits an int32
         known = None if literal is None else min(max(int(literal.item()), -bound), bound)
-        diagonal = tirx.Cast("int32", values.load(anchor.inputs[1], 0)) if known is None else tirx.const(known, "int32")
+        diagonal = _held(values.load(anchor.inputs[1], 0), greatest_of(bound)) if known is None else tirx.const(known, "int32")
 
     def element(index: Index) -> None:
         *_, row, column = index
@@ -51,3 +52,9 @@ def build(group: Group, target: Target) -> BuiltKernel:
     if operand.elements:
         parallel_nest(builder, shape[:-1], work, rows)
     return finish("trilu", builder, group, flops=work)
+
+
+def _held(number: Expr, bound: int) -> Expr:
+    """A number held within [-bound, bound], as an int32."""
+    least, most = (tirx.const(end, str(number.ty)) for end in (-bound, bound))
+    return tirx.Cast("int32", tirx.max(tirx.min(number, most), least))

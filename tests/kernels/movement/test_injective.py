@@ -75,6 +75,7 @@ def grids() -> list[Case]:
 def triangles() -> list[Case]:
     cases = [operator("Trilu", x(2, 9, 21), np.array(k), upper=upper) for k in (0, -3, 5) for upper in (0, 1)]
     return [*cases, operator("Trilu", x(18, 18)), operator("Trilu", x(5, 3), np.array(1), variables=(1,)),
+            *(operator("Trilu", x(5, 3), np.array(k), variables=(1,)) for k in (2**32 + 1, -(2**62), 2**62)),
             operator("Trilu", x(8, 8, dtype="bool"))]  # fmt: skip
 
 
