@@ -133,7 +133,10 @@ def _upgrade(model: ir.Model, opset: int, where: str) -> ir.Model:
     upgraded = ir.from_proto(proto)
     upgraded.meta.update(model.meta)
     upgraded.metadata_props.update(model.metadata_props)
-    declared = {value.name: value.shape for node in model.graph.all_nodes() for value in node.outputs}
+    declared: dict[str | None, ir.Shape | None] = {}
+    for value in (value for node in model.graph.all_nodes() for value in node.outputs):
+        is_one = value.shape == declared.setdefault(value.name, value.shape)  # branches may have values of one name
+        declared[value.name] = value.shape if is_one else None
     for node in upgraded.graph.all_nodes():
         for value in node.outputs:  # what the converter's own inference adds is not always right
             value.shape = declared.get(value.name)

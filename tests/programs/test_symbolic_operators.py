@@ -346,7 +346,8 @@ def test_recurrences_of_any_length(
 
 
 def test_what_is_repeated_may_be_one_element() -> None:
-    text = """(float[N] x) => (float[M,2] y) <int64[1] one = {1}, int64[1] end = {99}, int64[1] zero = {0}, int64[2] twice = {1, 2}> {
+    text = """(float[N] x) => (float[M,2] y)
+      <int64[1] one = {1}, int64[1] end = {99}, int64[1] zero = {0}, int64[2] twice = {1, 2}> {
         t = Slice(x, one, end, zero)
         u = Unsqueeze(t, one)
         y = Expand(u, twice)

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import prefuse
 import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
+from prefuse.compiler.frontend.normalize import normalize
 from prefuse.runtime.errors import InvalidModelError
 
 
@@ -102,3 +104,16 @@ def test_groups_had_factors_of_their_own(opset: int, groups: int, shape: tuple[i
 def test_channels_are_in_equal_groups() -> None:
     with pytest.raises(InvalidModelError, match="has 4 channels in 3 groups"):
         prefuse.compile(_of_groups(18, 3, 1, 4, 3), cache=False)
+
+
+def test_values_of_one_name_in_two_branches_keep_their_shapes() -> None:
+    text = """<ir_version: 7, opset_import: ["": 12]>
+        main (bool c, float[2,3] x) => (float[A,B] y) {
+          y = If(c) <
+            then_branch = first () => (float[2,3] o) <float[2,3] p> { p = Relu(x) o = Neg(p) },
+            else_branch = second () => (float[3,2] q) <float[3,2] p> { p = Transpose(x) q = Neg(p) }
+          >
+        }"""
+    model = normalize(ir.from_proto(onnx.parser.parse_model(text)), "model")
+    shapes = [node.outputs[0].shape for node in model.graph.all_nodes() if node.op_type in ("Relu", "Transpose")]
+    assert [shape is None or list(shape) for shape in shapes] in ([True, True], [[2, 3], [3, 2]])
