@@ -348,6 +348,7 @@ class _TimedInvocation(GpuInvocation):
             self._marks = [gpu.new_event(has_time=True) for _ in range(len(self._of_step) + 1)]
         self.begin_ns = time.time_ns()
         super()._run(addresses)
+        gpu.wait_here(self._marks[-1])  # the call may have been left to torch's stream
         self.times_ns = [round(gpu.milliseconds(self._marks[0], mark) * 1e6) for mark in self._marks]
 
     def _issue(self, stream: Handle) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -292,6 +293,22 @@ def test_each_step_has_a_time(simulated_gpu: FakeGpu) -> None:
     del net, profile
     gc.collect()  # as in test_device.py
     assert simulated_gpu.held() == at_first
+
+
+def test_steps_of_a_call_that_is_left_to_torch_have_times(simulated_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tensors lie on the GPU: the call does not wait, but its times do."""
+    net = compiled(simulated_gpu)
+    gpu = simulated_gpu.driver
+    device = GpuDevice("cuda", lambda: gpu)
+    with gpu.active():
+        stream = gpu.new_stream()
+    monkeypatch.setattr("prefuse.runtime.gpu_invocation.stream_of_torch", lambda: stream)
+    profile = device.load(net.program).bind_profile(device.allocate(1 << 16))
+    call = OnDevice(simulated_gpu, net)
+    call.set_input(drawn(0))
+    row = (ctypes.c_int64 * (3 + len(net.plan.steps)))()
+    profile(*call.places, ctypes.addressof(row))
+    assert all(later - one >= 1000 for one, later in itertools.pairwise(row[2:]))
 
 
 @pytest.fixture
