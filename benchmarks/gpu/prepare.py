@@ -1,6 +1,7 @@
 """Compile what is carried to a machine with a GPU: `python -m benchmarks.gpu.prepare`, where TVM and nvcc are.
 
-Small models come with weights, inputs and what ONNX would have them give; full-size ones without weights.
+Small models come with weights, inputs and what ONNX would have them give; kernels of each template and tile with weights by a
+formula; full-size models without weights.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from ...compiler.programs.specialize import SpecializedModel
 from ...examples.models import MODELS
 from ...runtime.executor import CompiledModel
 from ...runtime.program_file import read_program
+from .checks import Check
+from .prepare_checks import checks, prepare_checks
 from .stripped import strip_program
 
 FULL = ("resnet50", "bert-base", "gpt2", "vit-b16")
@@ -28,9 +31,16 @@ _PRECISIONS = ("float32", "bfloat16")
 
 
 def prepare(
-    folder: Path, target: str, small: Sequence[str], full: Sequence[str], batches: Sequence[int], precisions: Sequence[str]
+    folder: Path,
+    target: str,
+    small: Sequence[str],
+    full: Sequence[str],
+    batches: Sequence[int],
+    precisions: Sequence[str],
+    wanted_checks: Sequence[Check] = (),
 ) -> int:
-    """Write `small/` and `full/` into a folder; returns the bytes of all."""
+    """Write `small/`, `checks/` and `full/` into a folder; returns the bytes of all."""
+    prepare_checks(folder, target, wanted_checks)
     for name in ("small", "full"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     for name in small:
@@ -72,7 +82,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("build/gpu"))
     parser.add_argument("--target", default="cuda:sm_90")
     options = parser.parse_args()
-    size_bytes = prepare(options.folder, options.target, tuple(MODELS), FULL, BATCHES, _PRECISIONS)
+    size_bytes = prepare(options.folder, options.target, tuple(MODELS), FULL, BATCHES, _PRECISIONS, list(checks(options.target)))
     print(f"{options.folder}: {size_bytes / 2**20:.1f} MiB")
     if size_bytes > MOST_BYTES:
         raise SystemExit(f"more than {MOST_BYTES >> 20} MiB, which is what may be carried")

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ...compiler.frontend.torch_forms.operators import translations
 from .spec import Inputs
 
 
@@ -27,6 +26,8 @@ def export_onnx(module: nn.Module, inputs: Inputs, path: Path) -> list[str]:
             try:
                 program = torch.onnx.export(module, inputs, dynamo=True, optimize=False, verbose=False)
             except torch.onnx.OnnxExporterError:
+                from ...compiler.frontend.torch_forms.operators import translations  # needs onnxscript, which few models do
+
                 program = torch.onnx.export(
                     module, inputs, dynamo=True, optimize=False, verbose=False, custom_translation_table=translations()
                 )

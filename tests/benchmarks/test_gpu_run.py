@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import prefuse
 import pytest
+import torch
 from prefuse.benchmarks.gpu import run as gpu_run
+from prefuse.benchmarks.gpu.checks import Check, compared, inputs_of
 from prefuse.benchmarks.gpu.predict import predictions
 from prefuse.benchmarks.gpu.prepare import prepare
-from prefuse.benchmarks.gpu.run import Run, programs, small_models
+from prefuse.benchmarks.gpu.prepare_checks import checks, prepare_checks
+from prefuse.benchmarks.gpu.run import PHASES, Run
 from prefuse.benchmarks.gpu.stripped import fill_program, strip_program
 from prefuse.examples.models import MODELS
 from prefuse.runtime.executor import CompiledModel
@@ -45,8 +51,8 @@ def test_all_phases_are_kept(carried: Path, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(gpu_run, "_CALLS", 1)  # of a simulator, which takes a second for each
     monkeypatch.setattr(gpu_run, "_ROUNDS", 2)
     run = Run(carried, tmp_path / "found.json", time.monotonic() + 1e6)
-    run.phase("small models", lambda: small_models(run))
-    run.phase("programs", lambda: programs(run))
+    run.phase("small models", lambda: PHASES["small models"].here(run))
+    run.phase("programs", lambda: PHASES["programs"].here(run))
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["small models"][0]["right"]
     (line,) = found["programs"]
@@ -55,13 +61,62 @@ def test_all_phases_are_kept(carried: Path, tmp_path: Path, monkeypatch: pytest.
     assert line["predicted_us"] > 0
 
 
+def test_kernels_are_compared_with_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by the template and tile that it names; numbers that are not the kernel's are found."""
+    need_compiler()
+    monkeypatch.setattr(gpu_run, "_CALLS", 1)
+    monkeypatch.setattr(gpu_run, "_ROUNDS", 1)
+    wanted = [
+        Check("tile", "product", (0, 70, 72, 40), "bfloat16", "gpu_mma_matmul", "16x64x64/16x16*4", is_constant=True),
+        Check("turned", "product", (0, 24, 16, 32), "float16", "gpu_wgmma_matmul", "64x64x64*8", (False, True)),
+        Check("heads", "attention", (1, 2, 20, 24, 16), "bfloat16", "gpu_mma_attention"),
+        Check("bytes", "product", (0, 20, 16, 24), "uint8", "gpu_mma_matmul", is_constant=True),
+    ]
+    prepare_checks(tmp_path, "cuda-sim", wanted)
+    run = Run(tmp_path, tmp_path / "found.json", time.monotonic() + 1e6)
+    run.phase("checks", lambda: PHASES["checks"].here(run))
+    assert [line["check"] for line in run.found["checks"]] == sorted(one.name for one in wanted)
+    assert all(line["right"] and line["is_finite"] for line in run.found["checks"]), run.found["checks"]
+    with pytest.raises(ValueError, match="tile=1x1x1 ignored"):
+        prepare_checks(tmp_path, "cuda-sim", [replace(wanted[0], tile="1x1x1")])
+    inputs = inputs_of(wanted[0], "cpu")
+    exact = inputs[0].double() @ torch.from_numpy(wanted[0].constant().astype(np.float64))
+    exact[69, 71] += 0.1 * exact.square().mean().sqrt()
+    assert not compared(wanted[0], inputs, exact)["right"]
+
+
+def test_checks_name_every_kind_once() -> None:
+    found = list(checks("cuda:sm_90"))
+    assert len({one.name for one in found}) == len(found)
+    assert {one.template for one in found} == {"gpu_mma_matmul", "gpu_wgmma_matmul", "gpu_mma_attention", "gpu_decode_attention"}
+    assert sum(one.template == "gpu_wgmma_matmul" and one.tile != "" for one in found) >= 18
+
+
+_RUN_WITHOUT_COMPILER = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("tvm", "tvm_ffi", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "scipy", "networkx"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Absent())
+import prefuse.benchmarks.gpu.run
+from prefuse.examples.models import MODELS
+MODELS["lenet5"].build()
+"""
+
+
+def test_the_command_needs_no_compiler_and_no_onnx() -> None:
+    subprocess.run([sys.executable, "-c", _RUN_WITHOUT_COMPILER], check=True)
+
+
 def test_a_cut_run_counts(carried: Path, tmp_path: Path) -> None:
     """Without time programs are named and skipped; a phase that fails says why, and those before it stay."""
     run = Run(carried, tmp_path / "found.json", time.monotonic())
-    run.phase("programs", lambda: programs(run))
-    run.phase("small models", lambda: small_models(Run(tmp_path, run.results, run.end)))
+    late = Run(carried, run.results, time.monotonic() + 1e6, run.found)
+    run.phase("programs", lambda: PHASES["programs"].here(run))
+    run.phase("small models", lambda: PHASES["small models"].here(Run(tmp_path, run.results, late.end)))
     (carried / "small" / "lenet5.npz").rename(tmp_path / "hidden.npz")
-    run.phase("without inputs", lambda: small_models(run))
+    late.phase("without inputs", lambda: PHASES["small models"].here(late))
     (tmp_path / "hidden.npz").rename(carried / "small" / "lenet5.npz")
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["programs"] == [{"program": "lenet5-float32-b1", "skipped": "no time left"}]
