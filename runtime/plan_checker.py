@@ -40,6 +40,7 @@ from .symbolic.size_text import size_faults
 
 _COUNT_BYTES = 8  # one int64
 _BLOCK_THREADS = 1024  # of any GPU
+_AMD_GRID_THREADS = 2**32  # that a dispatch cannot count
 _CALLER_ROLES = (Role.INPUT, Role.OUTPUT)
 _ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE, Role.SLOT)
 _SCRATCH_ROLES = (Role.WORKSPACE, Role.BARRIER)
@@ -205,7 +206,9 @@ def _check_grids(plan: Plan) -> Iterator[Fault]:
     """Launches that no GPU has, operands where vectors do not begin, tensor maps that see more than their operand."""
     kernels = {kernel.symbol: kernel for kernel in plan.kernels if kernel.grids}
     grids = [(kernel, grid) for kernel in kernels.values() for grid in kernel.grids]
-    yield from (Fault(f"kernel {kernel.symbol}", what) for kernel, grid in grids for what in _grid_faults(kernel, grid))
+    yield from (
+        Fault(f"kernel {kernel.symbol}", what) for kernel, grid in grids for what in _grid_faults(kernel, grid, plan.target)
+    )
     launches = [(number, step) for number, step in enumerate(plan.steps) if isinstance(step, Launch) and step.kernel in kernels]
     for number, step in launches:
         for region in (*step.reads, *step.writes):
@@ -217,9 +220,11 @@ def _check_grids(plan: Plan) -> Iterator[Fault]:
                 yield Fault(f"step {number}", f"a tensor map sees {one.size_bytes} bytes of {regions[one.argument]}")
 
 
-def _grid_faults(kernel: Kernel, grid: Grid) -> Iterator[str]:
+def _grid_faults(kernel: Kernel, grid: Grid, target: str) -> Iterator[str]:
     if not (0 < grid.blocks < 2**31 and 0 < grid.threads <= _BLOCK_THREADS and 0 <= grid.shared_bytes <= BLOCK_SHARED_BYTES):
         yield f"no device runs {grid.blocks} blocks of {grid.threads} threads with {grid.shared_bytes} bytes of shared memory"
+    elif target.startswith("rocm") and grid.blocks * grid.threads >= _AMD_GRID_THREADS:
+        yield f"no AMD GPU runs {grid.blocks} blocks of {grid.threads} threads, which are 2^32 or more"
     for one in grid.maps:
         if not 0 <= one.argument < kernel.arguments:
             yield f"a tensor map is of pointer {one.argument}, of {kernel.arguments}"

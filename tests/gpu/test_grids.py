@@ -224,3 +224,11 @@ def test_grids_that_no_device_runs(grid: Grid) -> None:
     plan = tiny_plan("cuda:sm_90")
     plan = replace(plan, kernels=(replace(plan.kernels[0], grids=(grid,)), *plan.kernels[1:]))
     assert any("no device" in str(fault) for fault in check_plan(plan))
+
+
+@pytest.mark.parametrize(("target", "is_right"), [("rocm:gfx942", False), ("cuda:sm_90", True)])
+def test_grids_whose_threads_amd_does_not_count(target: str, is_right: bool) -> None:
+    """A dispatch there has less than 2^32 work-items."""
+    plan = tiny_plan(target)
+    plan = replace(plan, kernels=(replace(plan.kernels[0], grids=(Grid("a", 2**24, 256),)), *plan.kernels[1:]))
+    assert any("no AMD GPU runs 16777216 blocks" in str(fault) for fault in check_plan(plan)) != is_right
