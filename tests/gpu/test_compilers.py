@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -123,11 +124,30 @@ def test_literals_have_no_address() -> None:
         assert not re.search(r"&\(-?\d", source), source
 
 
+def by_warpgroups() -> str:
+    """The CUDA C of a product by warpgroups with tensor maps, and of a kernel without either."""
+    half = np.zeros((128, 64), np.float16)
+    how = {"template": "gpu_wgmma_matmul", "tile": "128x64x64*8"}
+    case = operator("Gemm", half, half, transB=1, template=how["template"], expected=[np.zeros((128, 128), np.float16)])
+    case = replace(case, group=replace(case.group, configuration=how))
+    functions = {"product": build(case, CUDA).function, "other": build(operator("Tanh", half.astype(np.float32)), CUDA).function}
+    return cuda_source(functions, CUDA)
+
+
+def test_warpgroups_that_deal_registers_know_how_many_they_begin_with() -> None:
+    """Which one block a multiprocessor tells; also where NVRTC has no cuda.h that defines tensor maps."""
+    source = by_warpgroups()
+    bounds = set(re.findall(r"__launch_bounds__\(([\d, ]+)\) (\w+?)_\d+\(", source))
+    assert {name: "," in text for text, name in bounds} == {"product": True, "other": False}
+    assert source.index("__CUDACC_RTC__") < source.index("struct alignas(64) CUtensorMap") < source.index("#include")
+
+
 def test_cubins_by_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     if not find_nvrtc():
         pytest.skip("NVRTC is not here")
     monkeypatch.setattr(cuda_compiler, "find_nvcc", lambda: "")
     assert architecture_of(compile_cuda(cuda_source(kernels(CUDA), CUDA), "sm_90")) == "cuda:sm_90"
+    assert architecture_of(compile_cuda(by_warpgroups(), "sm_90a")) == "cuda:sm_90"
     with pytest.raises(CompileError, match=r"NVRTC failed for sm_90: .*error"):
         compile_cuda("not C", "sm_90")
 

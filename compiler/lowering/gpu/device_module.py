@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,13 @@ from ....kernels.codegen.grids import BLOCK_THREADS, GRID_BARRIER, SAME_ADDRESS,
 from ....runtime.target import Target
 
 _KERNEL = 'extern "C" __global__'
+# What NVRTC, which has no cuda.h, needs of it: a type of kernels' arguments.
+_TENSOR_MAP = """#ifdef __CUDACC_RTC__
+struct alignas(64) CUtensorMap { unsigned long long opaque[16]; };
+#endif
+"""
+_BOUNDS = re.compile(r"( void __launch_bounds__\(\d+)\) (\w+)\(")
+_DEALS = "setmaxnreg"
 _CUDA_HELPER = Path(__file__).with_name("cuda_helper.cuh")
 _SHARED_BYTES = {"cuda": 48 * 1024, "rocm": 64 * 1024}  # of one block, without asking for more
 
@@ -85,7 +93,16 @@ def cuda_source(kernels: Mapping[str, DeviceFunction], target: Target) -> str:
         module = tvm.get_global_func("target.build.cuda")(device_module(kernels, target), native)
     source = str(module.inspect_source())
     is_helped = GRID_BARRIER in source or SAME_ADDRESS in source
-    return source.replace(_KERNEL, _CUDA_HELPER.read_text() + _KERNEL, 1) if is_helped else source
+    source = _bounded(source.replace(_KERNEL, _CUDA_HELPER.read_text() + _KERNEL, 1) if is_helped else source)
+    return _TENSOR_MAP + source if "CUtensorMap" in source else source
+
+
+def _bounded(source: str) -> str:
+    """Kernels that deal registers to their warpgroups begin with what one block a multiprocessor leaves each thread, as ptxas
+    must know."""
+    kernels = (one for one in source.split(_KERNEL)[1:] if _DEALS in one)
+    names = {found[2] for one in kernels if (found := _BOUNDS.match(one))}
+    return _BOUNDS.sub(lambda found: f"{found[1]}, 1) {found[2]}(" if found[2] in names else found[0], source)
 
 
 def _lower_reinterpret(call: Any) -> Any:

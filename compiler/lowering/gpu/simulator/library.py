@@ -25,7 +25,7 @@ from .amd_ir import host_ir
 from .ptx import simulate_instructions
 
 _INCLUDE = Path(__file__).with_name("include")
-_SIGNATURE = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(([^)]*)\) \{')
+_SIGNATURE = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+(?:, 1)?\) )?(\w+)\(([^)]*)\) \{')
 _STATIC = re.compile(r"__shared__ alignas\((\d+)\) (\w+(?: \w+)?) (\w+)\[(\d+)\];")
 _DYNAMIC = re.compile(r"extern __shared__ __align__\(\d+\) (\w+(?: \w+)?) (\w+)\[\];")
 _QUALIFIERS = re.compile(r"__restrict__|__grid_constant__ |const (?=__grid_constant__)")
