@@ -131,6 +131,8 @@ class GpuInvocation:
         self._first = [work for copy in slot_copies(plan) for work in self._works_of(plan.steps.index(copy), copy)]
         self._is_primed = False  # whether the slots hold what the last call has left for this one
         self._is_checked = os.environ.get(CHECK) == "1"
+        cooperates = any(isinstance(work, KernelLaunch) and work.is_cooperative for work in self._works)
+        self._is_stepwise = cooperates and not self._gpu.graphs_cooperate
         self._graph: Graph | None = None  # made at the first call, which has addresses for all copies
         self._pending: Handle | None = None  # the stream in which the last call may still run
 
@@ -221,6 +223,7 @@ class GpuInvocation:
         changed: set[int] = set()
         for name, address in places.items():
             if self._places.get(name) != address:
+                self._places.pop(name, None)  # unknown until the graph has it, which may fail
                 for use in self._uses[name]:
                     use.cells[use.position] = address + use.offset
                     changed.add(use.work)
@@ -240,6 +243,10 @@ class GpuInvocation:
             for work in self._works:
                 self._issue_checked(work, stream)
             return
+        if self._is_stepwise:
+            for work in self._works:
+                issue(self._gpu, work, stream)
+            return
         if self._graph is None:
             self._graph = Graph(self._gpu, self._works, dependencies(self._accesses))
         self._graph.launch(stream)
@@ -256,7 +263,7 @@ class GpuInvocation:
             return memory_error("arena", error)
         fix = "see the message of the driver"
         if error.code == TOO_MANY_BLOCKS:
-            fix = "it is smaller than the GPU that the program was compiled for, whose blocks run at once: use a whole GPU"
+            fix = "it has fewer multiprocessors than the GPU of its architecture that programs are made for: use a larger one"
         elif error.code in LOST:
             named = "" if self._is_checked else f"set {CHECK}=1 to learn which kernel it is; "
             fix = f"{named}no call of this process can use the GPU any more: start it again"
@@ -265,6 +272,7 @@ class GpuInvocation:
     def _prepare(self, steps: Sequence[Step]) -> None:
         """Works of all steps, and what they touch."""
         last: dict[int, int] = {}  # of the streams that copy, which stay in order
+        together: tuple[int, ...] = ()  # the last cooperative grid: two at once might each wait for the other's room
         for number, step in enumerate(steps):
             if isinstance(step, (Record, Wait)):
                 self._of_step.append(())
@@ -275,6 +283,8 @@ class GpuInvocation:
                 self._works.append(work)
                 reads, writes = (tuple(self._spans(regions)) for regions in (step_reads(step), step_writes(step)))
                 after = (last[step.stream],) if step.stream != COMPUTE and step.stream in last else ()
+                if isinstance(work, KernelLaunch) and work.is_cooperative:
+                    after, together = (*after, *together), (len(self._works) - 1,)
                 self._accesses.append(Access(reads, writes, after))
                 last[step.stream] = len(self._works) - 1
             self._of_step.append(works)

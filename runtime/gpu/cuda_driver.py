@@ -40,7 +40,7 @@ class _KernelParameters(ctypes.Structure):
 
 
 class _Side(ctypes.Structure):
-    """One of the two sides of a copy."""
+    """One of the two sides of a copy. Of one row, it needs no pitch, which is less than 2 GiB."""
 
     _fields_ = (
         ("x_y_z_level", ctypes.c_size_t * 4),
@@ -111,6 +111,9 @@ class CudaDriver(LibraryDriver):
         how = _INTERLEAVE_NONE, _SWIZZLES[one.swizzle_bytes], _PROMOTE_TO_256_BYTES, _FILL_ZEROS
         self._call("encode_map", to, _MAP_TYPES[one.item_bytes], rank, address, extents, strides, box, steps, *how)
 
+    def _forget_error(self) -> None:
+        """The driver keeps none."""
+
     def _error_name(self, code: int) -> str:
         text = ctypes.c_char_p()
         self._functions["error_name"](code, ctypes.byref(text))
@@ -121,10 +124,10 @@ class CudaDriver(LibraryDriver):
         return _KernelParameters(kernel.function, (kernel.blocks, 1, 1), (kernel.threads, 1, 1), kernel.shared_bytes, arguments)
 
     def _copy_arguments(self, copy: Transfer) -> tuple[object, ...]:
-        source = _Side(memory_type=_HOST if copy.is_from_host else _DEVICE, pitch_height=(copy.size_bytes, 1))
+        source = _Side(memory_type=_HOST if copy.is_from_host else _DEVICE)
         if copy.is_from_host:
             source.host = copy.places[1]
         else:
             source.device = copy.places[1]
-        destination = _Side(memory_type=_DEVICE, device=copy.places[0], pitch_height=(copy.size_bytes, 1))
+        destination = _Side(memory_type=_DEVICE, device=copy.places[0])
         return ctypes.byref(_CopyParameters(source, destination, (copy.size_bytes, 1, 1))), self._context

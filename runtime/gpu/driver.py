@@ -88,6 +88,7 @@ class Driver(Protocol):
     """One GPU. All calls but `version` raise DriverError, and all but the first three are made inside of `active()`."""
 
     name: str  # of its maker, for people
+    graphs_cooperate: bool  # whether blocks of a grid in a graph may wait for each other
 
     def active(self) -> AbstractContextManager[None]:
         """A context manager inside of which the calling thread may use the GPU."""

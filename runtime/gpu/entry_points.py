@@ -72,7 +72,9 @@ OF_CUDA = {
 }
 OF_HIP = {
     "count": ("hipGetDeviceCount", (_P,)),
+    "get_device": ("hipGetDevice", (_P,)),
     "set_device": ("hipSetDevice", (_I,)),
+    "last_error": ("hipGetLastError", ()),
     "properties": ("hipGetDevicePropertiesR0600", (_P, _I)),
     "error_name": ("hipGetErrorName", (_I,)),
     "add_copy": ("hipGraphAddMemcpyNode1D", (_P, _P, _P, _Z, _P, _P, _Z, _I)),

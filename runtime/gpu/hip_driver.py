@@ -6,6 +6,7 @@ import ctypes
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from .driver import DriverError, Handle, KernelLaunch, Transfer
 from .entry_points import OF_HIP
@@ -39,6 +40,7 @@ class HipDriver(LibraryDriver):
     """
 
     name, api, least = "AMD", "hip", "ROCm 6.0"
+    graphs_cooperate = False  # HIP keeps the attribute of a node and launches it as any other
 
     def __init__(self, libraries: tuple[str, ...] = _LIBRARIES) -> None:
         super().__init__(_first(libraries), OF_HIP)
@@ -49,8 +51,13 @@ class HipDriver(LibraryDriver):
 
     @contextmanager
     def active(self) -> Iterator[None]:
+        before = ctypes.c_int()
+        self._call("get_device", ctypes.byref(before))
         self._call("set_device", 0)
-        yield
+        try:
+            yield
+        finally:
+            self._call("set_device", before.value)
 
     def architecture(self) -> str:
         """The one name of that form in the device's properties, whose layout differs from version to version."""
@@ -73,6 +80,10 @@ class HipDriver(LibraryDriver):
         """Kernels for AMD have none."""
         raise DriverError("AMD's GPUs copy no tensors by maps")
 
+    def _forget_error(self) -> None:
+        """HIP keeps the last failure of a thread, which torch would take for one of its next kernel."""
+        self._functions["last_error"]()
+
     def _error_name(self, code: int) -> str:
         function = self._functions["error_name"]
         function.restype = ctypes.c_char_p
@@ -89,9 +100,19 @@ class HipDriver(LibraryDriver):
         return copy.places[0], copy.places[1], copy.size_bytes, kind
 
 
+def _mapped(libraries: tuple[str, ...]) -> list[str]:
+    """Paths of those that this process has, such as torch's own: addresses and streams of one are nothing to another."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    paths = dict.fromkeys(line[line.index("/") :] for line in lines if "/" in line)
+    return [path for path in paths if path.rpartition("/")[2].startswith(libraries)]
+
+
 def _first(libraries: tuple[str, ...]) -> ctypes.CDLL:
     problems = []
-    for name in libraries:
+    for name in (*_mapped(libraries), *libraries):
         try:
             return ctypes.CDLL(name)
         except OSError as error:

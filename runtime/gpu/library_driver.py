@@ -24,6 +24,7 @@ class LibraryDriver(ABC):
 
     name = ""
     api = ""
+    graphs_cooperate = True
     least = ""  # the oldest version of the driver that has all entry points, for people
 
     def __init__(self, library: Any, own: Mapping[str, tuple[str, tuple[Any, ...]]]) -> None:
@@ -52,6 +53,10 @@ class LibraryDriver(ABC):
     @abstractmethod
     def _encode_map(self, one: TensorMap, address: int, to: int) -> None:
         """A tensor map of device memory, to 128 bytes of the host."""
+
+    @abstractmethod
+    def _forget_error(self) -> None:
+        """Let nobody else of this thread find a failure that is handled here."""
 
     @abstractmethod
     def _error_name(self, code: int) -> str: ...
@@ -87,6 +92,8 @@ class LibraryDriver(ABC):
         """Whether an address is of device memory. The driver does not know ordinary memory of the host: that is no error."""
         kind = ctypes.c_uint()
         code = self._functions["pointer_attribute"](ctypes.byref(kind), _MEMORY_TYPE, address)
+        if code:
+            self._forget_error()
         return code == 0 and kind.value == _ON_DEVICE
 
     def load(self, binary: bytes) -> Handle:
@@ -192,6 +199,7 @@ class LibraryDriver(ABC):
 
     def _call(self, name: str, *arguments: object) -> None:
         if code := self._functions[name](*arguments):
+            self._forget_error()
             raise DriverError(f"{self._symbols[name]}: {self._error_name(code)} ({code})", code)
 
 

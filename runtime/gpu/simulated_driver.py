@@ -40,6 +40,7 @@ class SimulatedDriver:
         self._lock = threading.RLock()  # a library's threads and shared memory are its own variables
 
     name = "the simulator"
+    graphs_cooperate = True
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -63,7 +63,7 @@ static std::set<Graph*> graphs;
 static std::set<Instance*> instances;
 static std::set<Kernel*> kernels;
 static std::set<void*> modules;
-static thread_local int contexts = 0;
+static thread_local int contexts = 0, last_error = 0, current = 0;
 static std::recursive_mutex one_at_a_time;
 
 struct Call {
@@ -73,6 +73,7 @@ struct Call {
     auto found = failures.find(name);
     if (needs_context && !contexts) result = INVALID_CONTEXT;
     else if (found != failures.end() && found->second.first-- == 0) { result = found->second.second; failures.erase(found); }
+    if (result) last_error = result;
   }
 };
 #ifdef HIP
@@ -250,7 +251,10 @@ Result NAME(cuInit, hipInit)(unsigned) { return OK; }
 #ifdef HIP
 Result hipDriverGetVersion(int* version) { return *version = 60200000, OK; }
 Result hipGetDeviceCount(int* count) { return *count = 1, OK; }
-Result hipSetDevice(int) { contexts = 1; return OK; }
+Result hipSetDevice(int device) { contexts = !device; return current = device, OK; }
+Result hipGetDevice(int* device) { return *device = current, OK; }
+Result hipGetLastError() { Result last = last_error; return last_error = OK, last; }
+Result hipPeekAtLastError() { return last_error; }
 Result hipGetDevicePropertiesR0600(char* properties, int) { return strcpy(properties, "gfx of test"), strcpy(properties + 1160, "gfx942:sramecc+:xnack-"), OK; }
 const char* hipGetErrorName(int) { return "hipErrorOfTest"; }
 #else
@@ -307,7 +311,7 @@ Result NAME(cuMemFreeHost, hipHostFree)(void* address) {
 }
 Result NAME(cuPointerGetAttribute, hipPointerGetAttribute)(unsigned* value, int, Address address) {
   Call call("", false);
-  return block_of(device, address, 0) ? (*value = 2, OK) : INVALID_VALUE;
+  return block_of(device, address, 0) ? (*value = 2, OK) : (last_error = INVALID_VALUE);
 }
 Result NAME(cuModuleLoadData, hipModuleLoadData)(void** module, const char* image) {
   ENTER(NAME(cuModuleLoadData, hipModuleLoadData));
@@ -326,7 +330,8 @@ Result NAME(cuModuleGetFunction, hipModuleGetFunction)(Kernel** kernel, void* mo
   int* count = (int*)dlsym(module, ("count_" + std::string(name)).c_str());
   if (!found || !count) return NOT_FOUND;
   int* maps = (int*)dlsym(module, ("maps_" + std::string(name)).c_str());
-  *kernel = new Kernel{(Simulated*)found, name, *count, maps ? *maps : 0, NAME(48 << 10, 64 << 10)};
+  int* cooperates = (int*)dlsym(module, ("cooperates_" + std::string(name)).c_str());
+  *kernel = new Kernel{(Simulated*)found, name, *count, maps ? *maps : 0, NAME(48 << 10, 64 << 10), cooperates && *cooperates};
   return kernels.insert(*kernel), OK;
 }
 Result NAME(cuStreamCreate, hipStreamCreateWithFlags)(Stream** stream, unsigned flags) {
@@ -445,7 +450,7 @@ Result NAME(cuGraphExecKernelNodeSetParams_v2, hipGraphExecKernelNodeSetParams)(
 Result NAME(cuGraphKernelNodeSetAttribute, hipGraphKernelNodeSetAttribute)(Node* node, int attribute, const int* value) {
   ENTER(NAME(cuGraphKernelNodeSetAttribute, hipGraphKernelNodeSetAttribute));
   if (attribute != 2 || (*value != 0 && *value != 1)) return INVALID_VALUE;
-  return node->op.is_cooperative = *value, OK;
+  return node->op.is_cooperative = NAME(*value, false), OK;  // HIP keeps it, and launches the node as any other
 }
 #ifdef HIP
 Result hipGraphAddMemcpyNode1D(void** node, Graph* graph, void** after, size_t count, Address to, Address from, size_t size, int kind) {
@@ -465,7 +470,7 @@ struct Side { size_t place[4]; unsigned type; Address host, device; void *array,
 struct Copy3D { Side source, destination; size_t width, height, depth; };
 static Result copy_node_3d(Op* op, const Copy3D* wanted) {
   const Side &from = wanted->source, &to = wanted->destination;
-  if (to.type != 2 || wanted->height != 1 || wanted->depth != 1 || from.array || to.array) return INVALID_VALUE;
+  if (to.type != 2 || wanted->height != 1 || wanted->depth != 1 || from.array || to.array || from.pitch || to.pitch) return INVALID_VALUE;
   return copy_node(op, to.device, from.type == 1 ? from.host : from.device, wanted->width, from.type == 1);
 }
 Result cuGraphAddMemcpyNode(void** node, Graph* graph, void** after, size_t count, const Copy3D* wanted, void* context) {

@@ -244,7 +244,7 @@ def test_a_gpu_too_small_for_blocks_that_wait_for_each_other(simulated_gpu: Fake
     """Which the driver refuses, and goes on."""
     net = compiled()
     simulated_gpu.fail("cuGraphLaunch", code=720)
-    with pytest.raises(DeviceError, match="smaller than the GPU"):
+    with pytest.raises(DeviceError, match="fewer multiprocessors than the GPU of its architecture"):
         net(inputs())
     net(inputs())
 

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import prefuse
 import pytest
+import torch
 from onnx import ModelProto, numpy_helper, parser
+from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.runtime.errors import ArenaMemoryError, DeviceError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.gpu.cuda_driver import CudaDriver
@@ -311,6 +313,27 @@ def test_steps_of_a_call_that_is_left_to_torch_have_times(simulated_gpu: FakeGpu
     assert all(later - one >= 1000 for one, later in itertools.pairwise(row[2:]))
 
 
+def test_a_graph_that_could_not_be_changed_is_changed_by_the_next_call(
+    simulated_gpu: FakeGpu, expected: Callable[[int], Sequence[np.ndarray]]
+) -> None:
+    """Whatever part of it has other addresses, those of a call are given to it again."""
+    net = compiled(simulated_gpu)
+    device = GpuDevice("cuda", lambda: simulated_gpu.driver)
+    invocation = device.load(net.program).bind(device.allocate(1 << 16))
+    one, other = (OnDevice(simulated_gpu, net) for _ in range(2))
+    one.set_input(drawn(0))
+    other.set_input(drawn(1))
+    invocation(*one.places)
+    for after in range(3):
+        simulated_gpu.fail("cuGraphExecKernelNodeSetParams_v2", after, 1)
+        with pytest.raises(DeviceError):
+            invocation(*other.places)
+        simulated_gpu.mend()
+        one.set_input(drawn(after))
+        invocation(*one.places)
+        check(one.results(), expected(after))
+
+
 @pytest.fixture
 def amd_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeGpu:
     """The same double with HIP's names."""
@@ -342,6 +365,53 @@ def test_programs_for_amd_run(amd_gpu: FakeGpu, expected: Callable[[int], Sequen
     assert len(net.profile(drawn(0), runs=2).steps) == len(net.plan.steps)
     del net, loaded, one
     assert amd_gpu.held() == at_first
+
+
+def test_a_device_and_errors_of_others_stay(amd_gpu: FakeGpu) -> None:
+    """The thread's device is that from before, and no failure that was handled is left for torch to find."""
+    library = ctypes.CDLL(fake_driver_library("hip"))
+    library.hipSetDevice(1)
+    run(on_amd(compiled(amd_gpu)), 0)
+    found = ctypes.c_int()
+    library.hipGetDevice(ctypes.byref(found))
+    assert (found.value, library.hipPeekAtLastError()) == (1, 0)
+    amd_gpu.fail("hipMalloc", 0, 1)
+    with pytest.raises(DriverError), amd_gpu.driver.active():
+        amd_gpu.driver.allocate(1)
+    assert library.hipPeekAtLastError() == 0
+
+
+def test_the_library_that_torch_has_is_taken() -> None:
+    """Whatever the loader would find by its name, which for this one is nothing."""
+    assert fake_driver_library("hip")
+    ctypes.CDLL(fake_driver_library("hip"))
+    assert HipDriver(("libhip.so",)).version() == "ROCm 6.2"
+
+
+def test_layers_whose_blocks_meet_run_on_amd(amd_gpu: FakeGpu) -> None:
+    """HIP launches no node of a graph cooperatively: such programs are launched step by step, all others by a graph."""
+    module, x = two_layers(), torch.randn(4, 2, 6, generator=torch.Generator().manual_seed(1))
+    specialized = prefuse.compile(module, (x,), target="cuda:sm_90", cache=False)
+    assert isinstance(specialized, SpecializedModel)
+    net = on_amd(specialized.specialize(x))
+    for order in ORDERS:
+        amd_gpu.order(order)
+        np.testing.assert_allclose(np.asarray(net(x.numpy())), module(x).numpy(), atol=1e-5)
+
+
+def two_layers() -> torch.nn.Module:
+    """Of both directions."""
+
+    class Layers(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recurrent = torch.nn.GRU(6, 20, num_layers=2, bidirectional=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.recurrent(x)[0]
+
+    torch.manual_seed(0)
+    return Layers().eval().requires_grad_(False)
 
 
 def test_the_installed_amd_gpu_is_the_default(amd_gpu: FakeGpu) -> None:

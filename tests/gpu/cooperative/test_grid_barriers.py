@@ -153,6 +153,12 @@ def test_launches_are_cooperative(driver: Driver, tmp_path: Path) -> None:
         for one in made:
             driver.launch(one, stream)
         np.testing.assert_array_equal(copied(driver, address, stream), expected())
+        if not driver.graphs_cooperate:
+            Graph(driver, made, [(), (0,)]).launch(stream)
+            with pytest.raises(DriverError, match="719"):
+                driver.synchronize(stream)
+            ctypes.CDLL(fake_driver_library("hip")).fake_mend()
+            return
         graph = Graph(driver, made, [(), (0,)])
         for _ in range(2):
             graph.launch(stream)
