@@ -195,8 +195,8 @@ def with_compile_arguments(function: Callable[..., None]) -> Callable[..., None]
     return command
 
 
-def concrete_model(path: Path, shapes: Shapes) -> ir.Model:
-    """The graph of an ONNX file with all its shapes known.
+def concrete_model(path: Path, shapes: Shapes, *, keeps_groups: bool = False) -> ir.Model:
+    """The graph of an ONNX file with all its shapes known; `keeps_groups` as of `normalize`.
 
     Raises:
         CompileError: it cannot be read, or an input keeps a symbolic dimension.
@@ -204,7 +204,7 @@ def concrete_model(path: Path, shapes: Shapes) -> ir.Model:
     from ..frontend.dimensions import bind_dimensions, is_dynamic
     from ..frontend.importer import import_model
 
-    model = import_model(path)
+    model = import_model(path, keeps_groups=keeps_groups)
     if shapes or is_dynamic(model):
         try:
             return bind_dimensions(model, shapes)

@@ -57,7 +57,7 @@ def command(
             raise OptionError("--output", f"unknown form {output.suffix!r}", "write .onnx or .txt")
     passes = [one for one in parse_pipeline(named_pipeline(pipeline), PASSES) if isinstance(one, Pass)]
     context = Context(Target.parse(target), precision=parse_precision(precision))
-    graph = concrete_model(model, shapes) if shapes else import_model(model)
+    graph = concrete_model(model, shapes, keeps_groups=True) if shapes else import_model(model, keeps_groups=True)
     records = run_pipeline(graph, passes, context, start=_place(start), stop=_place(stop), keep_texts=print_changed)
     if output:
         write_model(graph, output)

@@ -22,11 +22,11 @@ from .support import check_supported
 from .torch_export import import_exported_program
 
 
-def import_model(source: object) -> ir.Model:
+def import_model(source: object, *, keeps_groups: bool = False) -> ir.Model:
     """The graph of an ONNX path, bytes or `ModelProto`, an `onnx_ir.Model` or a torch `ExportedProgram`.
 
     It is in the dialect that `normalize` describes, verified, with the facts of every value. `source` is not changed; weights
-    are shared.
+    are shared. `keeps_groups` as of `normalize`.
 
     Raises:
         InvalidModelError: it is missing, corrupt, or breaks the ONNX specification.
@@ -34,16 +34,16 @@ def import_model(source: object) -> ir.Model:
         OptionError: it is not a model at all.
     """
     if isinstance(source, (str, os.PathLike)):
-        return prepare_graph(read_onnx(Path(source)), os.fspath(source))
+        return prepare_graph(read_onnx(Path(source)), os.fspath(source), keeps_groups=keeps_groups)
     if isinstance(source, bytes):
-        return prepare_graph(parse_onnx(source), "model")
+        return prepare_graph(parse_onnx(source), "model", keeps_groups=keeps_groups)
     if isinstance(source, onnx.ModelProto):
-        return prepare_graph(model_of_proto(source), "model")
+        return prepare_graph(model_of_proto(source), "model", keeps_groups=keeps_groups)
     if isinstance(source, ir.Model):
-        return prepare_graph(source.clone(), "model")
+        return prepare_graph(source.clone(), "model", keeps_groups=keeps_groups)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(source, torch.export.ExportedProgram):
-        return prepare_graph(import_exported_program(source), "model")
+        return prepare_graph(import_exported_program(source), "model", keeps_groups=keeps_groups)
     raise OptionError(
         "model",
         f"{type(source).__module__}.{type(source).__qualname__} is no model",
@@ -51,10 +51,10 @@ def import_model(source: object) -> ir.Model:
     )
 
 
-def prepare_graph(model: ir.Model, where: str) -> ir.Model:
+def prepare_graph(model: ir.Model, where: str, *, keeps_groups: bool = False) -> ir.Model:
     """Bring a graph, which may be changed, into the dialect, infer its facts and check it. Raises as `import_model`."""
     try:
-        model = normalize(model, where)
+        model = normalize(model, where, keeps_groups=keeps_groups)
         check_supported(model)
         check_attribute_values(model)
         verify_model(model)

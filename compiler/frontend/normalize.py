@@ -1,8 +1,8 @@
 """One dialect for everything behind the frontend.
 
 After `normalize` a model has opset 18 or newer, no operators of com.microsoft but those that are refused, no model-local
-functions except our own, no initializer that is also an input, states excepted, and outputs that are distinct values, each made
-by a node of the same graph.
+functions, except our own where somebody asks for them, no initializer that is also an input, states excepted, and outputs that
+are distinct values, each made by a node of the same graph.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from itertools import chain
 
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass
 
-from ...runtime.errors import InvalidModelError, UnsupportedModelError
+from ...runtime.errors import UnsupportedModelError
 from ..ir.facts import set_constant_facts
 from ..ir.names import fresh_name
 from ..ir.scopes import subgraphs_of
 from ..ir.states import state_inputs
 from .contrib.rewrite import needed_opset, rewrite_contrib
-from .function_calls import inlined_nodes
+from .inlining import inline_functions
 from .old_operators import respell_after_conversion, respell_before_conversion
 
 OLDEST_OPSET, DIALECT_OPSET = 1, 18
-_OUR_DOMAIN = "prefuse"
 _FREE_INITIALIZERS_IR = 4  # the first file format whose initializers need not be inputs too; the converter looks there
-_LARGEST_NODES = 1_000_000  # after inlining: a short file may call itself into more than any memory holds
 _LARGEST_KEPT_BYTES = 1024  # constants that ONNX's converter may have to see: axes, shapes, scales
 _ANY_SIZE = ("", "?", "-1", "None", "unknown")  # names of dimensions
 
 
-def normalize(model: ir.Model, where: str) -> ir.Model:
+def normalize(model: ir.Model, where: str, *, keeps_groups: bool = False) -> ir.Model:
     """Bring a model, which may be changed, into the dialect; `where` names it in errors.
+
+    Args:
+        keeps_groups: leave fused groups that a file has. Nothing that a stranger wrote may be compiled so: their shapes are
+            believed.
 
     Raises:
         InvalidModelError: it has no ONNX opset, or functions that call each other in a circle.
         UnsupportedModelError: its opset is newer than the installed onnx knows, or it cannot be upgraded.
     """
     _import_default_domain(model, where)
-    if any(function.domain != _OUR_DOMAIN for function in model.functions.values()):
-        _inline_functions(model, where)
+    inline_functions(model, where, keeps_groups=keeps_groups)
     kept = state_inputs(model)
     for value in [value for value in model.graph.inputs if value.is_initializer() and value.name not in kept]:
         model.graph.inputs.remove(value)
@@ -62,7 +62,10 @@ def _import_default_domain(model: ir.Model, where: str) -> None:
     imports = model.graph.opset_imports
     if "ai.onnx" in imports:
         imports[""] = imports.pop("ai.onnx")
-    for node in model.graph.all_nodes():
+    for function in model.functions.values():
+        if "ai.onnx" in function.opset_imports:
+            function.opset_imports[""] = function.opset_imports.pop("ai.onnx")
+    for node in chain(model.graph.all_nodes(), *(function.all_nodes() for function in model.functions.values())):
         if node.domain == "ai.onnx":
             node.domain = ""
     newest = onnx.defs.onnx_opset_version()
@@ -73,20 +76,6 @@ def _import_default_domain(model: ir.Model, where: str) -> None:
             f"opset {version}",
             f"export it with an opset between {OLDEST_OPSET} and {newest}, the newest that onnx {onnx.__version__} knows",
         )
-
-
-def _inline_functions(model: ir.Model, where: str) -> None:
-    if (nodes := inlined_nodes(model)) > _LARGEST_NODES:
-        what = f"its functions call each other into {nodes} nodes"
-        raise UnsupportedModelError(where, what, f"{_LARGEST_NODES} are the most that are taken")
-    try:
-        InlinePass(criteria=lambda function: function.domain != _OUR_DOMAIN)(model)
-    except (ir.passes.PreconditionError, ir.passes.PassError) as error:
-        raise InvalidModelError(
-            where, f"its functions cannot be inlined: {error.__cause__ or error}", "correct the model"
-        ) from error
-    for identifier in [name for name in model.functions if name[0] != _OUR_DOMAIN]:
-        del model.functions[identifier]
 
 
 def _forget_unknown_dimensions(model: ir.Model) -> None:

@@ -125,8 +125,10 @@ def fuse_into_function(model: ir.Model, nodes: Sequence[ir.Node], name: str, *, 
     return call
 
 
-def inline_function(model: ir.Model, node: ir.Node) -> tuple[ir.Node, ...]:
+def inline_function(model: ir.Model, node: ir.Node, *, infers: bool = True) -> tuple[ir.Node, ...]:
     """Put copies of a function's body in the place of its call, and return them; the function itself stays in the model.
+
+    They get facts, unless somebody `infers` those of the whole model later.
 
     For a fused group this undoes `fuse_into_function`: names and metadata come back; its inner constants become initializers.
 
@@ -150,7 +152,7 @@ def inline_function(model: ir.Model, node: ir.Node) -> tuple[ir.Node, ...]:
         else:
             made.append(_restore_node(model, child, origin, values, attributes))
     results = [values[value] for value in function.outputs][: len(node.outputs)]
-    replace_node(model, node, made, results)
+    replace_node(model if infers else model.graph, node, made, results)
     return tuple(made)
 
 
@@ -349,4 +351,16 @@ def _restore_node(
     for inner, output, name in zip(child.outputs, node.outputs, origin["outputs"], strict=True):
         if name:  # an absent optional output stays so
             output.name = None if inner in results else fresh_name(model, name)
+    for graph in subgraphs_of(node):
+        _rename_inner(model, graph)
     return node
+
+
+def _rename_inner(model: ir.Model, graph: ir.Graph) -> None:
+    """Give the values of a copied subgraph names of their own: ONNX shares one scope with the graphs around it."""
+    made = [value for node in graph for value in node.outputs if value.name]
+    for value in (*graph.inputs, *tuple(graph.initializers.values()), *made):
+        value.name = fresh_name(model, str(value.name))
+    for node in graph:
+        for subgraph in subgraphs_of(node):
+            _rename_inner(model, subgraph)

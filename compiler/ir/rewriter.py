@@ -68,7 +68,7 @@ def replace_node(
     assert len(new_outputs) == len(node.outputs), f"{len(node.outputs)} outputs replaced by {len(new_outputs)}"
     for old_value, new_value in zip(node.outputs, new_outputs, strict=True):
         if new_value is not None and new_value.name is None:
-            new_value.name = old_value.name
+            new_value.name = old_value.name or None  # that of an output that is left out is empty
     for new in new_nodes:
         copy_source((node,), new)
         for output in new.outputs:
