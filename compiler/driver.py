@@ -28,6 +28,7 @@ from .descriptions import descriptions, remark_lowering
 from .estimates.launches import predicted_us
 from .estimates.tile_unit import target_without
 from .feasible_limit import planned_within
+from .frontend.shaping import forget_decided_shapes
 from .interrupts import surfacing_interrupts
 from .ir.aliases import Aliases, is_view, may_be_alias
 from .ir.bounds import bounded_of, trim_of
@@ -35,7 +36,7 @@ from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
 from .ir.functions import computing_names, inline_function, is_fused
 from .ir.shared_weights import declare_shared_weights
 from .ir.states import check_states
-from .ir.validity import check_nodes, check_views
+from .ir.validity import check_lowered, check_nodes
 from .lowering.groups import GroupReader
 from .lowering.kernel_objects import KernelObjects
 from .lowering.pitched_parts import inner_concats
@@ -150,6 +151,7 @@ def _planned(
     tell("inferring shapes", 0.0)
     if options.shares_weights:
         declare_shared_weights(model)
+    forget_decided_shapes(model)
     infer_facts(model)
     check_nodes(model)
     check_states(model, is_final=False)
@@ -158,7 +160,7 @@ def _planned(
         tell(record.name, 0.05)
 
     run_pipeline(model, passes, context, on_pass=passed)
-    check_views(model)
+    check_lowered(model)
     check_states(model)  # the shapes of some are known only now
     copy_shown_results(model)
     tell("choosing kernels", 0.2)

@@ -13,7 +13,7 @@ from ...runtime.precision import Precision
 from ...runtime.target import Target
 from ..driver import lower_groups
 from ..ir.facts import infer_facts
-from ..ir.validity import check_nodes, check_views
+from ..ir.validity import check_lowered, check_nodes
 from ..lowering.planning import LoweredGroup
 from ..pipeline import Context, PassRecord, parse_pipeline, run_pipeline
 from ..pipeline.pass_table import PASSES, named_pipeline
@@ -92,7 +92,7 @@ def trace_compilation(
         position += 1
 
     run_pipeline(model, passes, context, on_pass=passed)
-    check_views(model)
+    check_lowered(model)
     try:
         lowered, aliases = lower_groups(model, target, precision, configurations)
     except CompileError as error:

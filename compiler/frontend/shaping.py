@@ -10,7 +10,10 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from ..ir.bounds import is_data_sized
+from ..ir.constants import constant_tensor
 from ..ir.scopes import subgraphs_of
+from ..ir.symbolic.symbols import constant_sizes
 
 _LARGEST_ELEMENTS = 1024  # an input with more is data, whatever reads it
 
@@ -81,6 +84,22 @@ def shaping_operands(node: ir.Node) -> list[ir.Value]:
     """The operands of a node whose values decide shapes, or must be known while compiling for another reason."""
     positions = _SHAPING.get(node.op_type, ()) if node.domain == "" else ()
     return [value for p in positions if p < len(node.inputs) and (value := node.inputs[p]) is not None]
+
+
+def forget_decided_shapes(model: ir.Model) -> None:
+    """Forget what a file says of the shapes that operands decide which are not constant, or the data itself.
+
+    Where inference finds none, nothing else says how large these results are, and kernels believe it.
+    """
+    for node in model.graph:
+        if is_data_sized(node) or not all(map(_is_known, shaping_operands(node))):
+            for value in node.outputs:
+                if isinstance(value.type, ir.TensorType | None):
+                    value.shape = None
+
+
+def _is_known(value: ir.Value) -> bool:
+    return constant_tensor(value) is not None or constant_sizes(value) is not None
 
 
 def _operands_in(graph: ir.Graph) -> list[ir.Value]:

@@ -243,6 +243,22 @@ def _offsets(node: ir.Node) -> Fault:
     return fault or _first_fault(node, (4,), lambda dims: dims == masks, f"masks {list(masks)}")
 
 
+def _parts(node: ir.Node) -> Fault:
+    """Split: parts of the data, whose extents along the axis sum to its own."""
+    data, axis = dims_of(node.inputs[0]), node.attributes.get_int("axis", 0)
+    if data is None or not -len(data) <= axis < len(data):
+        return None
+    axis %= len(data)
+    parts = [dims_of(value) for value in node.outputs]
+    known = [dims for dims in parts if dims is not None]
+    if any((*dims[:axis], *dims[axis + 1 :]) != (*data[:axis], *data[axis + 1 :]) for dims in known):
+        return f"has data {list(data)} and parts {list(map(list, known))}"
+    total = sum(dims[axis] for dims in known)
+    if total > data[axis] or (len(known) == len(parts) and total != data[axis]):
+        return f"has {data[axis]} elements along its axis and parts of {total}"
+    return None
+
+
 def _condition(node: ir.Node) -> Fault:
     """Compress: no more conditions than there are slices, or elements where no axis is named."""
     data = dims_of(node.inputs[0])
@@ -399,4 +415,5 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "QLinearConv": (_groups, _filter),
     "ReverseSequence": (_lengths,),
     "RotaryEmbedding": (_rotation,),
+    "Split": (_parts,),
 }

@@ -28,16 +28,12 @@ def check_nodes(model: ir.Model) -> None:
         check_node(node)
 
 
-def check_views(model: ir.Model) -> None:
-    """Raise for a view, in a group or not, of another number of elements: sizes that a model computes are known after passes.
-
-    Raises:
-        InvalidModelError: there is one.
-    """
-    for graph in (model.graph, *model.functions.values()):
-        for node in graph:
-            if node.domain == "" and kind_of(node) is Kind.VIEW and (fault := _changes_size(node)):
-                raise InvalidModelError(source_of(node), f"{node.op_type} {fault}", "correct the model")
+def check_lowered(model: ir.Model) -> None:
+    """Raise as `check_nodes`, in groups too: sizes that a model computes are known after passes, and kernels believe them."""
+    check_nodes(model)
+    for function in model.functions.values():
+        for node in function:
+            check_node(node)
 
 
 def check_node(node: ir.Node) -> None:

@@ -18,7 +18,7 @@ from ...runtime.staged.procedure import BranchStep, HostStep, LoopStep, MapStep,
 from ...runtime.staged.staged import StagedPort, StagedProgram
 from ...runtime.staged.staged_model import StagedModel
 from ..frontend.dimensions import is_dynamic
-from ..frontend.shaping import shaping_inputs
+from ..frontend.shaping import forget_decided_shapes, shaping_inputs
 from ..ir.constants import constant_tensor
 from ..ir.facts import dtype_name, has_static_type, infer_facts, source_of
 from ..ir.randomness import check_repeatable
@@ -46,6 +46,7 @@ def build_model(builder: Builder, key: str, model: ir.Model) -> CompiledModel | 
     """
     if not builder.options.random:
         check_repeatable(model)
+    forget_decided_shapes(model)
     staged = _structured(model, builder)
     if staged is None:
         return builder.build_program(key, lambda: model)

@@ -22,8 +22,9 @@ from ...kernels.template.contract import BuiltKernel
 from ...runtime.errors import OptionError
 from ...runtime.target import Target
 from ..driver import lower_groups
+from ..frontend.shaping import forget_decided_shapes
 from ..ir.facts import infer_facts
-from ..ir.validity import check_nodes
+from ..ir.validity import check_lowered, check_nodes
 from ..pipeline import Context, Pass, parse_pipeline, run_pipeline
 from ..pipeline.pass_table import PASSES, named_pipeline
 from ..programs.options import Options
@@ -130,9 +131,11 @@ def problems_of(model: ir.Model, options: Options) -> tuple[list[Problem], int]:
         UnsupportedModelError: the model cannot be compiled into one program.
     """
     passes = [one for one in parse_pipeline(named_pipeline(options.pipeline), PASSES) if isinstance(one, Pass)]
+    forget_decided_shapes(model)
     infer_facts(model)
     check_nodes(model)
     run_pipeline(model, passes, Context(options.target, precision=options.precision, weights=options.weights))
+    check_lowered(model)
     lowered, _ = lower_groups(model, options.target, options.precision)
     same: dict[str, list[tuple[Group, BuiltKernel]]] = {}
     for item in lowered:

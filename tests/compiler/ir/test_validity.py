@@ -174,3 +174,29 @@ def test_a_branch_may_not_fit_the_shapes_that_do_not_take_it(batch: str, conditi
             program(x, np.array(True))
     elif batch == "N":
         np.testing.assert_array_equal(program(x[:1], np.array(False)), -x[:1])
+
+
+def test_shapes_that_only_passes_find_are_checked_too() -> None:
+    """The indices were 200 rows for 2 of data, which the kernel read."""
+    text = """main (float[2,3] x) => (float[N,M] y) <int64[2] c = {100,1}, int64 z = {0}> {
+        s = Shape(x) b = Mul(s, c) i = Expand(z, b) y = GatherElements<axis=1>(x, i) }"""
+    with pytest.raises(InvalidModelError, match="beyond its data"):
+        _compile(text)
+
+
+_SPLIT = """main (float[2048] w, float[6] x) => (float[{first}] a, float[2] b) <int64[2] one = {{1,1}}> {{
+    m = ReduceMax<keepdims=0>(w) n = Cast<to=7>(m) p = Mul(n, one) a, b = Split<axis=0>(x, p) }}"""
+
+
+def test_parts_are_not_larger_than_their_whole() -> None:
+    with pytest.raises(InvalidModelError, match="6 elements along its axis and parts of 1000002"):
+        _compile(_SPLIT.format(first=1000000))
+
+
+def test_a_shape_that_data_decides_is_not_believed() -> None:
+    program = _compile(_SPLIT.format(first=4))
+    assert callable(program)
+    x = np.arange(6, dtype=np.float32)
+    first, second = program(np.full(2048, 3, np.float32), x)
+    np.testing.assert_array_equal(first, x[:3])
+    np.testing.assert_array_equal(second, x[3:])
