@@ -58,7 +58,7 @@ def _is_divisible(value: ir.Value | None, scale: float, steps: int) -> bool:
         return False
     if node.op_type == "DequantizeLinear":
         return _is_scaled(node, scale)
-    if value.is_graph_output() or len(value.consumers()) > 1:
+    if value.is_graph_output() or len(value.uses()) > 1:  # twice by one node, too: each would be divided
         return False
     if node.op_type == "Mul":
         factor = next((known for one in node.inputs if (known := _known(one)) is not None), None)

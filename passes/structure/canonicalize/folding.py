@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from math import prod
 
 import numpy as np
@@ -30,6 +31,14 @@ _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
 _NORMS = frozenset({"ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare"})
 _ARITHMETIC = frozenset({"Abs", "Add", "Cast", "Clip", "Div", "Exp", "Max", "Min", "Mul", "Neg", "Pow", "Reciprocal", "Round"})
 _FAST = _NORMS | _ARITHMETIC | {"MatMul", "Sign", "Sqrt", "Sub", "Where"}
+# Operators whose time is not bounded by the bytes they read and write, or that `onnx.reference` computes element by element.
+_SLOW = frozenset(
+    {"AffineGrid", "Col2Im", "Conv", "ConvInteger", "ConvTranspose", "DFT", "DeformConv", "GridSample", "MaxRoiPool"}
+)
+_SLOW |= {"MaxUnpool", "MelWeightMatrix", "NonMaxSuppression", "QLinearConv", "Resize", "RoiAlign", "STFT", "Upsample"}
+_SLOW_BYTES = 16 * 1024  # of the operands and results of those that are computed all the same
+_MOST_STEP = 64  # of the pads, strides and dilations of those: the reference makes the padded image
+_MOST_PRODUCTS = {"Einsum": 1 << 28, "Gemm": 1 << 33, "MatMul": 1 << 33, "MatMulInteger": 1 << 33}  # multiplications
 # Operators that `onnx.reference` gets wrong below an opset: softmax by its newest meaning, batch normalisation as in training.
 _MISREAD_BELOW = {"BatchNormalization": 14, "Hardmax": 13, "Softmax": 13}
 # At any opset: pools with unequal padding, recurrent operators with lengths, LRN of more channels than images, indices out of
@@ -113,8 +122,35 @@ def _is_worthwhile(node: ir.Node, input_bytes: int, output_bytes: int, scope: Sc
     """Whether the result is no larger than the inputs or small, and comes fast: on large ones only what is fast."""
     if output_bytes > input_bytes and output_bytes > min(scope.fold_limit_bytes, scope.budget_bytes):
         return False
+    if node.op_type in _SLOW and not _is_short(node, input_bytes + output_bytes):
+        return False
+    if node.op_type in _MOST_PRODUCTS and _products(node) > _MOST_PRODUCTS[node.op_type]:
+        return False
     is_fast = kind_of(node) in (Kind.INJECTIVE, Kind.VIEW) or node.op_type in _FAST
     return is_fast or input_bytes + output_bytes <= scope.fold_limit_bytes
+
+
+def _is_short(node: ir.Node, size_bytes: int) -> bool:
+    """Whether an operator that may be slow is not, on operands and results of so many bytes."""
+    steps = [number for name in ("pads", "strides", "dilations") for number in node.attributes.get_ints(name, ())]
+    return size_bytes <= _SLOW_BYTES and max(steps, default=0) <= _MOST_STEP
+
+
+def _products(node: ir.Node) -> int:
+    """The multiplications of a product, at least: of an Einsum all places of its letters at once, as the reference goes through
+    them."""
+    shapes = [static_shape(value) or () for value in node.inputs if value is not None]
+    if node.op_type != "Einsum":
+        depth = shapes[0][0 if node.attributes.get_int("transA", 0) else -1] if shapes[0] else 1
+        return greatest_of(prod(static_shape(node.outputs[0]) or ())) * greatest_of(depth)
+    equation = node.attributes.get_string("equation", "").replace(" ", "").split("->")[0]
+    if "..." in equation:
+        return prod(map(greatest_of, chain.from_iterable(shapes)))
+    extents: dict[str, int] = {}
+    for term, shape in zip(equation.split(","), shapes, strict=False):
+        for letter, extent in zip(term, shape, strict=False):
+            extents[letter] = max(extents.get(letter, 1), greatest_of(extent))
+    return prod(extents.values())
 
 
 def _is_bounded(node: ir.Node, output: ir.Value) -> bool:

@@ -24,13 +24,14 @@ _BUDGETED_FOLDS = 16  # folds of the largest size that one model may have
 class Scope:
     """The model under rewrite. `budget_bytes` bounds what folding may still add to the model's constants.
 
-    `folded` are the operators of the nodes that `onnx.reference` has computed.
+    `folded` are the operators of the nodes that `onnx.reference` has computed; `unrolled` counts the nodes that loops became.
     """
 
     model: ir.Model
     fold_limit_bytes: int
     budget_bytes: int
     folded: list[str] = field(default_factory=list)
+    unrolled: int = 0
 
     @classmethod
     def with_limit(cls, model: ir.Model, fold_limit_bytes: int) -> Scope:

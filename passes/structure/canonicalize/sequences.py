@@ -14,6 +14,7 @@ from ....compiler.ir.rewriter import Rejection, operation
 from ....runtime.errors import InvalidModelError
 from .scope import Replacement, Rule, Scope, becomes, spelled
 
+_MOST_PARTS = 4096  # of a tensor that becomes a sequence: each is a node
 _WIDEST_CONCAT = 64  # tensors that one Concat joins: its kernel takes a pointer and writes a loop for each of them
 # What looks at the elements of a sequence through `elements_of`, and needs no node that makes it.
 _READERS = frozenset(["ConcatFromSequence", "SequenceAt", "SequenceErase", "SequenceInsert", "SequenceLength", "SequenceMap"])
@@ -108,11 +109,11 @@ def concatenate(parts: Sequence[ir.Value], axis: int) -> list[ir.Node]:
     return [*nodes, operation("Concat", parts, axis=axis)]
 
 
-def split_into_elements(node: ir.Node, scope: Scope) -> Replacement | None:
+def split_into_elements(node: ir.Node, scope: Scope) -> Replacement | Rejection | None:
     """SplitToSequence becomes a SequenceConstruct of slices; those that nothing takes are dead code."""
     bounds, value = _bounds(node), node.inputs[0]
-    if bounds is None or value is None:
-        return None
+    if bounds is None or isinstance(bounds, Rejection) or value is None:
+        return bounds if isinstance(bounds, Rejection) else None
     axis, name = node.attributes.get_int("axis", 0), node.outputs[0].name
     if input_at(node, 1) is None and not node.attributes.get_int("keepdims", 1):
         numbers = [scope.constant(np.array(start), name) for start, _ in bounds]
@@ -166,8 +167,8 @@ def _position(node: ir.Node, index: ir.Value | None, length: int, *, places: int
     return Rejection(f"{node.op_type} not resolved: position {number} of a sequence of {length}", (node,))
 
 
-def _bounds(split: ir.Node) -> list[tuple[int, int]] | None:
-    """Where each part of a SplitToSequence begins and ends; None where that is not known.
+def _bounds(split: ir.Node) -> list[tuple[int, int]] | Rejection | None:
+    """Where each part of a SplitToSequence begins and ends; None where that is not known, a Rejection of too many.
 
     Raises:
         InvalidModelError: a length is negative, which inference does not notice.
@@ -177,6 +178,9 @@ def _bounds(split: ir.Node) -> list[tuple[int, int]] | None:
     axis = split.attributes.get_int("axis", 0)
     if dims is None or lengths is None or not -len(dims) <= axis < len(dims) or (lengths.ndim == 0 and lengths < 1):
         return None
+    count = -(-dims[axis] // int(lengths)) if lengths.ndim == 0 else lengths.size
+    if count > _MOST_PARTS:
+        return Rejection(f"SplitToSequence not resolved: {count} parts are more than {_MOST_PARTS}", (split,))
     if lengths.ndim == 0:
         starts = range(0, dims[axis], int(lengths))
         return [(start, min(start + int(lengths), dims[axis])) for start in starts]

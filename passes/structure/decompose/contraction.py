@@ -14,6 +14,7 @@ from .body import Body, ints
 
 # What a matrix product computes with; other integers go through int32, whose last bits are theirs.
 _PRODUCT_TYPES = frozenset(["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "uint64"])
+_MOST_OPERANDS = 64  # the search for a pair looks at all of them for each pair that is left
 Labels = tuple[str, ...]
 
 
@@ -30,7 +31,7 @@ def einsum(node: ir.Node) -> ir.Function | None:
     x = node.inputs[0]
     shapes = [sizes_of(value) or () for value in node.inputs]
     parsed = parse_equation(node.attributes.get_string("equation"), [len(shape) for shape in shapes])
-    if parsed is None or x is None or x.dtype is None:
+    if parsed is None or x is None or x.dtype is None or len(shapes) > _MOST_OPERANDS:
         return None
     terms, result = parsed
     if any(len({*labels}) < len(labels) and _has_sizes(shape) for labels, shape in zip(terms, shapes, strict=True)):

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ....compiler.ir.facts import source_of
 from ....compiler.ir.matching import is_read, static_shape
 from ....compiler.ir.rewriter import Rejection
+from ....compiler.ir.scopes import subgraphs_of
 from ....compiler.pipeline import Context, Pass
 from ....runtime.errors import InvalidModelError
 from ..canonicalize import AFTER_FOLDING, BEFORE_FOLDING
@@ -24,6 +25,7 @@ from .iterations import Unroller
 from .trips import trip_count
 
 _MOST_WALKS = 8
+_BUDGETED_LOOPS = 4  # loops of the largest size that one model may have: those in others multiply
 Unroll = Callable[[ir.Node, Scope, int], Replacement | Rejection]
 
 
@@ -198,4 +200,10 @@ _UNROLLED: dict[str, Unroll] = {"Loop": unroll_loop, "Scan": unroll_scan, "Seque
 
 
 def _rule(unroll: Unroll, max_nodes: int) -> Rule:
-    return lambda node, scope: unroll(node, scope, max_nodes)
+    def rule(node: ir.Node, scope: Scope) -> Replacement | Rejection:
+        found = unroll(node, scope, min(max_nodes, max(0, _BUDGETED_LOOPS * max_nodes - scope.unrolled)))
+        if isinstance(found, Replacement):
+            scope.unrolled += sum(1 + sum(_size(graph) for graph in subgraphs_of(made)) for made in found.nodes)
+        return found
+
+    return rule

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,12 +12,16 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from ....compiler.ir.constants import constant_array, scalar_constant
+from ....compiler.ir.kinds import Kind, kind_of
 from ....compiler.ir.matching import input_at
 from ....compiler.ir.rewriter import Rejection
 from ....compiler.ir.scopes import subgraphs_of
 from ..canonicalize.folding import is_misread
 from ..determinism import is_deterministic
 
+_MOST_ELEMENTS = 4096  # of what a condition is computed from: a state may grow from iteration to iteration
+_SIZED_BY_VALUES = frozenset(["Expand", "OneHot", "Pad", "Tile"])
+_WINDOWED = frozenset(["Col2Im", "GridSample", "MaxRoiPool", "Resize", "RoiAlign"])
 _NUMBER, _CONDITION = 0, 1  # parameters of a body: of the iteration, and whether it runs; the others are carried values
 
 
@@ -83,6 +89,8 @@ def _obstacle(node: ir.Node, model: ir.Model) -> str | None:
         return "which has subgraphs"
     if node.domain != "" or is_misread(node, model.graph.opset_imports[""]):
         return "which onnx.reference cannot compute"
+    if kind_of(node) > Kind.REDUCTION or node.op_type in _SIZED_BY_VALUES or node.op_type in _WINDOWED:
+        return "which may take long"
     return None if is_deterministic(node, model) else "which may be random"
 
 
@@ -93,13 +101,12 @@ def _count(node: ir.Node, decision: _Decision, model: ir.Model, limit: float | N
     state = {str(body.inputs[index].name): constant_array(node.inputs[index]) for index in carried}
     results = [str(body.outputs[0].name), *(str(body.outputs[index - 1].name) for index in carried)]
     parameters = [str(body.inputs[index].name) for index in decision.parameters]
-    step = _evaluator(decision, model, parameters, results)
+    step = _Steps(decision, model, results)
     end = most + 1 if limit is None else int(limit)
     for trip in range(min(end, most + 1)):
         state |= {str(body.inputs[_NUMBER].name): np.array(trip, np.int64), str(body.inputs[_CONDITION].name): np.array(True)}
-        feeds = {name: state[name] for name in parameters}
         try:
-            condition, *found = step.run(None, {**decision.constants, **feeds}, attributes={})
+            condition, *found = step.run({name: state[name] for name in parameters})
         except Exception as error:  # the reference raises whatever NumPy does
             return _rejection(node, f"its condition cannot be computed: {type(error).__name__}: {error}")
         if not np.all(condition):
@@ -110,11 +117,31 @@ def _count(node: ir.Node, decision: _Decision, model: ir.Model, limit: float | N
     return min(end, most + 1)
 
 
-def _evaluator(decision: _Decision, model: ir.Model, parameters: list[str], results: list[str]) -> ReferenceEvaluator:
-    imports = [onnx.helper.make_opsetid("", model.graph.opset_imports[""])]
-    nodes = [ir.serde.serialize_node(node) for node in decision.nodes]
-    inputs = [*decision.constants, *parameters]
-    return ReferenceEvaluator(onnx.helper.make_function("prefuse", "condition", inputs, results, nodes, imports))
+class _Steps:
+    """The nodes of a decision, computed one by one, so that none reads more than a few elements."""
+
+    def __init__(self, decision: _Decision, model: ir.Model, results: list[str]) -> None:
+        imports = [onnx.helper.make_opsetid("", model.graph.opset_imports[""])]
+        self._constants, self._results = decision.constants, results
+        self._steps = []
+        for node in decision.nodes:
+            reads = list(dict.fromkeys(str(value.name) for value in node.inputs if value is not None))
+            makes = [str(value.name) for value in node.outputs if value.name]
+            function = onnx.helper.make_function("prefuse", "step", reads, makes, [ir.serde.serialize_node(node)], imports)
+            self._steps.append((ReferenceEvaluator(function), reads, makes))
+
+    def run(self, feeds: Mapping[str, np.ndarray | None]) -> list[np.ndarray]:
+        """The condition and the carried values that it depends on.
+
+        Raises:
+            ValueError: a value has too many elements.
+        """
+        known: dict[str, Any] = {**self._constants, **feeds}
+        for evaluator, reads, makes in self._steps:
+            if any(np.size(known[name]) > _MOST_ELEMENTS for name in reads):
+                raise ValueError(f"it needs more than {_MOST_ELEMENTS} elements")
+            known.update(zip(makes, evaluator.run(None, {name: known[name] for name in reads}, attributes={}), strict=True))
+        return [known[name] for name in self._results]
 
 
 def _rejection(node: ir.Node, reason: str) -> Rejection:
