@@ -128,7 +128,7 @@ def _number_of(dim: int | ir.SymbolicDim, bindings: Mapping[str, int]) -> int | 
         return None
     try:
         found = dim.evaluate(bindings)
-    except (ValueError, ArithmeticError):  # it is no expression
+    except (ValueError, TypeError, ArithmeticError):  # it is no expression
         return None
     return found if isinstance(found, int) else None
 

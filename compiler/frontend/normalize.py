@@ -19,6 +19,7 @@ from ..ir.scopes import subgraphs_of
 from ..ir.states import state_inputs
 from .contrib.rewrite import needed_opset, rewrite_contrib
 from .inlining import inline_functions
+from .metadata import check_metadata
 from .old_operators import respell_after_conversion, respell_before_conversion
 
 OLDEST_OPSET, DIALECT_OPSET = 1, 18
@@ -31,14 +32,15 @@ def normalize(model: ir.Model, where: str, *, keeps_groups: bool = False) -> ir.
     """Bring a model, which may be changed, into the dialect; `where` names it in errors.
 
     Args:
-        keeps_groups: leave fused groups that a file has. Nothing that a stranger wrote may be compiled so: their shapes are
-            believed.
+        keeps_groups: leave fused groups that a file has, and what passes say in it. Nothing that a stranger wrote may be
+            compiled so: their shapes are believed.
 
     Raises:
         InvalidModelError: it has no ONNX opset, or functions that call each other in a circle.
         UnsupportedModelError: its opset is newer than the installed onnx knows, or it cannot be upgraded.
     """
     _import_default_domain(model, where)
+    check_metadata(model, where, keeps_groups=keeps_groups)
     inline_functions(model, where, keeps_groups=keeps_groups)
     kept = state_inputs(model)
     for value in [value for value in model.graph.inputs if value.is_initializer() and value.name not in kept]:

@@ -25,7 +25,7 @@ from .structure import body_structure, tensor_key
 
 DOMAIN = "prefuse"
 _DOMAIN_VERSION = 1
-_NODES_KEY = "prefuse.nodes"  # metadata of a call: the _Origin of each node of its body, as JSON
+NODES_KEY = "prefuse.nodes"  # metadata of a call: the _Origin of each node of its body, as JSON
 _BODIES = "prefuse.bodies"  # key of a model's `meta`: the _Bodies of its functions
 _NAMED_OPS = 6  # a function of more nodes is named by the first and their number
 _MIN_IR_VERSION = 8  # the first that has functions
@@ -117,7 +117,7 @@ def fuse_into_function(model: ir.Model, nodes: Sequence[ir.Node], name: str, *, 
     anchor = anchor_among([node for node in nodes if node.name] or nodes)
     call = ir.Node(DOMAIN, identifier[1], inputs, outputs=[copy_value(value) for value in escaping], name=anchor.name)
     call.metadata_props[SOURCE_KEY] = ", ".join(dict.fromkeys(source_of(node) for node in (anchor, *nodes)))
-    call.metadata_props[_NODES_KEY] = json.dumps(_origins_of(constants, nodes))
+    call.metadata_props[NODES_KEY] = json.dumps(_origins_of(constants, nodes))
     _substitute(model, nodes, members, call, escaping, adjacent or len(escaping) == 1)
     drop_unused_constants(model, constants)
     model.graph.opset_imports.setdefault(DOMAIN, _DOMAIN_VERSION)
@@ -140,7 +140,7 @@ def inline_function(model: ir.Model, node: ir.Node, *, infers: bool = True) -> t
     origins = _origins(node)
     if not _fits(origins, function):  # nothing of ours, or a pass has changed the body since
         origins = [_Origin(name="", outputs=[str(value.name) for value in child.outputs], metadata={}) for child in function]
-    for key in (_NODES_KEY, SOURCE_KEY):
+    for key in (NODES_KEY, SOURCE_KEY):
         node.metadata_props.pop(key, None)
     arguments = (*node.inputs, *[None] * (len(function.inputs) - len(node.inputs)))
     values: ValueMap = dict(zip(function.inputs, arguments, strict=True))
@@ -261,7 +261,7 @@ def metadata_of(call: ir.Node) -> list[dict[str, str]]:
 
 
 def _origins(call: ir.Node) -> list[_Origin]:
-    origins: list[_Origin] = json.loads(call.metadata_props.get(_NODES_KEY, "[]"))
+    origins: list[_Origin] = json.loads(call.metadata_props.get(NODES_KEY, "[]"))
     return origins
 
 

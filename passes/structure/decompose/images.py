@@ -209,7 +209,7 @@ def global_lp_pool(node: ir.Node) -> str | None:
     """The p-norm over all spatial dimensions."""
     x = node.inputs[0]
     rank, order = len(dims(x)), node.attributes.get_int("p", 2)
-    if x is None or x.dtype is None or rank < 3:
+    if x is None or x.dtype is None or rank < 3 or order < 1:
         return None
     body = f"axes = Constant<value_ints={list(range(2, rank))}>() "
     if order in (1, 2):
