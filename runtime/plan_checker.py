@@ -41,6 +41,7 @@ from .symbolic.size_text import size_faults
 _COUNT_BYTES = 8  # one int64
 _BLOCK_THREADS = 1024  # of any GPU
 _AMD_GRID_THREADS = 2**32  # that a dispatch cannot count
+_MOST_STREAMS = 16  # each step has a clock of each
 _CALLER_ROLES = (Role.INPUT, Role.OUTPUT)
 _ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE, Role.SLOT)
 _SCRATCH_ROLES = (Role.WORKSPACE, Role.BARRIER)
@@ -66,6 +67,9 @@ def check_plan(plan: Plan) -> tuple[Fault, ...]:
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     faults = [*_check_names(plan), *_check_buffers(plan), *_check_ports(plan, buffers), *_check_steps(plan, buffers)]
     faults += (Fault(where, what) for where, what in (*state_faults(plan), *slot_faults(plan), *storage_faults(plan)))
+    streams = len({step.stream for step in plan.steps})
+    if streams > _MOST_STREAMS:
+        faults.append(Fault("plan", f"its steps are on {streams} streams, of {_MOST_STREAMS} at most"))
     if faults:
         return tuple(faults)
     schedule = _Schedule(plan)
@@ -324,6 +328,8 @@ def _check_races(schedule: _Schedule) -> Iterator[Fault]:
     if schedule.streams == 1:
         return
     for name, uses in schedule.uses.items():
+        if not any(use.is_write for use in uses):  # of many readers of one place there are as many pairs as their number squared
+            continue
         for pair in close_pairs([(use.region, use) for use in uses]):
             first, second = sorted(pair, key=lambda use: use.step)
             conflicts = (first.is_write or second.is_write) and first.step != second.step

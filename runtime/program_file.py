@@ -259,8 +259,7 @@ def read_shared(
     Raises:
         ProgramFileError: they are not those of the manifest.
     """
-    entries = json.loads(constants_section(section, info, hashes)[0])
-    places = {name: entry["data_offsets"] for name, entry in entries.items() if shared.is_content(name)}
+    places = _places(info.filename, constants_section(section, info, hashes)[0])
     known = {name: shared.alive(name, end - begin, is_copied=is_copied) for name, (begin, end) in places.items()}
     found = {name: constant for name, constant in known.items() if constant is not None}
     if len(found) == len(places):
@@ -269,6 +268,19 @@ def read_shared(
     if any(begin % ALIGNMENT or not 0 <= begin <= end <= data.size for begin, end in places.values()):
         raise ProgramFileError(info.filename, "constants that are not inside it", COPY_AGAIN)
     return {name: shared.share(name, data[begin:end], is_copied=is_copied) for name, (begin, end) in places.items()}
+
+
+def _places(name: str, header: bytes) -> dict[str, tuple[int, int]]:
+    """Where the constants of a member begin and end in its data, by their contents."""
+    entries, found = json.loads(header), {}
+    for content, entry in entries.items() if isinstance(entries, dict) else ():
+        if shared.is_content(content):
+            match entry:
+                case {"data_offsets": [int() as begin, int() as end]}:
+                    found[content] = begin, end
+                case _:
+                    raise ProgramFileError(name, f"it does not say where {content} lies", COPY_AGAIN)
+    return found
 
 
 def _write_members(
@@ -328,7 +340,7 @@ def _read(section: Section, archive: zipfile.ZipFile, given: Mapping[str, Shared
         raise ProgramFileError(STORED, f"the plan needs {stored_bytes(plan)} bytes of weights in the file", RECOMPILE)
     if SHARED_CONSTANTS in members:
         given = read_shared(section, members[SHARED_CONSTANTS], hashes, is_copied=is_copied)
-    folder = Path(section.name).parent
+    folder = Path(section.name).absolute().parent  # wherever the process goes
     found = _shared(plan, manifest, given, folder, is_copied=is_copied)
     if not is_limited:
         return Program(plan, library, constants, manifest, header, shared=found, folder=folder)

@@ -127,6 +127,9 @@ def storage_faults(plan: Plan) -> Iterator[Found]:
             what = f"{stored[0].buffer} lies in a file, which only copies on other streams than the kernels' read and write"
             yield f"step {index}", what
         elif stored and isinstance(step, Copy):
+            source, region = buffers.get(step.source.buffer), step.source
+            if source is not None and source.space == STORAGE and (region.offset, region.size_bytes) != (0, source.size_bytes):
+                yield f"step {index}", f"it copies a part of {source.name}, which has one checksum"
             for region in (step.source, step.destination):
                 offset = buffers[region.buffer].offset if region.buffer in buffers else 0
                 if offset is None or (offset + region.offset) % PAGE or region.size_bytes % PAGE:

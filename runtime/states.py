@@ -101,8 +101,8 @@ class States(Mapping[str, np.ndarray]):
         """
         types = {state.name: str(state.type) for state in self._states.values()}
         header = {"format": _FORMAT, "program": self.digest, "states": types}
-        self.require()
         with self._held(), new_archive(Path(path)) as archive:
+            self.require()
             write_member(archive, _HEADER, json.dumps(header).encode())
             for state in self._states.values():
                 content = io.BytesIO()

@@ -14,10 +14,11 @@ import json
 import os
 import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from ..archive import (
+    COPY_AGAIN,
     MANIFEST,
     NOT_OURS,
     RECOMPILE,
@@ -92,10 +93,15 @@ def _read(section: Section, archive: zipfile.ZipFile) -> Parts:
     check_members(archive, (GENERATOR, MANIFEST))
     _, hashes = parse_manifest(archive.read(MANIFEST), "a generator", FORMAT)
     text, content = archive.read(GENERATOR), archive.read(LIBRARY)
-    for name, found in ((GENERATOR, text), (LIBRARY, content)):
-        check_hash(name, hashlib.sha256(found).hexdigest(), hashes)
+    for member, found in ((GENERATOR, text), (LIBRARY, content)):
+        check_hash(member, hashlib.sha256(found).hexdigest(), hashes)
     told = json.loads(text)
-    counts = [int(count) for count in told["tokens"]]
+    match told:
+        case {"name": str(name), "tokens": list(tokens), "limits": dict(most)}:
+            counts = list(map(_number, tokens))
+            limits = Limits(**{limit: _number(most.get(limit)) for limit in (field.name for field in fields(Limits))})
+        case _:
+            raise ProgramFileError(GENERATOR, "it does not describe a generator", COPY_AGAIN)
     has_shared = SHARED_CONSTANTS in members
     fixed = {GENERATOR, LIBRARY, MANIFEST, *([SHARED_CONSTANTS] if has_shared else [])}
     if members.keys() != {*fixed, *map(_member, counts)} or 1 not in counts:
@@ -103,13 +109,12 @@ def _read(section: Section, archive: zipfile.ZipFile) -> Parts:
     shared = read_shared(section, members[SHARED_CONSTANTS], hashes, is_copied=True) if has_shared else {}
     sections = {count: member_section(section, members[_member(count)]) for count in counts}
     programs = {count: _program(_member(count), one, hashes, shared) for count, one in sections.items()}
-    limits = Limits(**{name: int(number) for name, number in told["limits"].items()})
     for count, program in programs.items():
         shapes = [port.type.shape for port in (*program.inputs, *program.outputs)]
         if shapes != [(limits.batch, count), (limits.batch,), (limits.batch, limits.vocabulary)]:
             raise ProgramFileError(_member(count), "it is no program of this generator", RECOMPILE)
     threads = Target.parse(programs[1].plan.target).threads
-    return Parts(str(told["name"]), limits, programs, GenerationLibrary(content, threads))
+    return Parts(name, limits, programs, GenerationLibrary(content, threads))
 
 
 def _program(name: str, section: Section, hashes: Mapping[str, object], shared: Mapping[str, SharedConstant]) -> CompiledModel:
@@ -117,6 +122,12 @@ def _program(name: str, section: Section, hashes: Mapping[str, object], shared: 
         program = read_section(section, shared)
         check_hash(MANIFEST, hashlib.sha256(manifest_text(program.manifest)).hexdigest(), {MANIFEST: hashes.get(name)})
         return CompiledModel(program)
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int):
+        raise ProgramFileError(GENERATOR, f"{value!r} is no number", COPY_AGAIN)
+    return value
 
 
 def _member(count: int) -> str:

@@ -20,10 +20,13 @@ def evaluator(text: str) -> Callable[[Mapping[str, int]], int]:
     Raises:
         ValueError, SyntaxError: it is any other text.
     """
-    tree = ast.parse(text, mode="eval")
-    if not all(map(_is_legal, ast.walk(tree))):
-        raise ValueError(f"{text!r} is no size")
-    code = compile(tree, "<size>", "eval")
+    try:
+        tree = ast.parse(text, mode="eval")
+        if not all(map(_is_legal, ast.walk(tree))):
+            raise ValueError(f"{text!r} is no size")
+        code = compile(tree, "<size>", "eval")
+    except (MemoryError, RecursionError) as error:  # of Python's parser, where it is nested too deeply
+        raise ValueError(f"{text[:40]!r}... is no size") from error
     names = {"__builtins__": {}, **_FUNCTIONS}
     return lambda sizes: int(eval(code, names, dict(sizes)))
 
@@ -33,9 +36,9 @@ def size_faults(sizes: Iterable[tuple[int, str]], room: Sequence[int], dims: Seq
 
     They are computed at each point, or of many points at the ends of each dimension.
     """
-    names, ranges = [dim.name for dim in dims], [list(dim.sizes) for dim in dims]
-    if prod(map(len, ranges)) > _MOST_POINTS:
-        ranges = [[every[0], every[-1]] for every in ranges]
+    names, ranges = [dim.name for dim in dims], [dim.sizes for dim in dims]
+    if prod(-(-(every.stop - every.start) // every.step) for every in ranges) > _MOST_POINTS:  # len() knows none above 2**63
+        ranges = [range(every[0], every[-1] + 1, max(1, every[-1] - every[0])) for every in ranges]
     for axis, text in sizes:
         if not 0 <= axis < len(room):
             yield f"its size {text} is of axis {axis}, it has {len(room)}"
@@ -43,7 +46,7 @@ def size_faults(sizes: Iterable[tuple[int, str]], room: Sequence[int], dims: Seq
         try:
             size_at = evaluator(text)
             found = [size_at(dict(zip(names, point, strict=True))) for point in product(*ranges)]
-        except (NameError, ValueError, ArithmeticError, SyntaxError) as error:
+        except (NameError, TypeError, ValueError, ArithmeticError, SyntaxError) as error:
             yield f"its size {text} cannot be computed: {error}"
             continue
         if min(found) < 0 or max(found) > room[axis]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from prefuse.compiler.pipeline import Context
 from prefuse.passes.plan.plan_memory import PlanMemory
+from prefuse.runtime.memory.regions import close_pairs
 from prefuse.runtime.plan import (
     ALIGNMENT,
     Buffer,
@@ -381,3 +383,29 @@ def test_time_is_near_linear() -> None:
         steps=steps,
     )
     assert check_plan(plan) == ()
+
+
+def test_many_streams_are_a_fault() -> None:
+    plan = example()
+    records = tuple(Record(event, stream=event) for event in range(1, 20))
+    assert "its steps are on 20 streams" in str(check_plan(replace(plan, steps=(*plan.steps, *records)))[0])
+
+
+def test_many_readers_of_one_place_take_linear_time() -> None:
+    """On two streams, of a constant, which nobody writes."""
+    plan = example()
+    reads = tuple(Launch("k", (whole("w"),), (whole(f"o{index}"),)) for index in range(3000))
+    outputs = tuple(Buffer(f"o{index}", Role.ACTIVATION, BYTES, "arena", 1024 + 256 * index) for index in range(3000))
+    spaces = (*plan.spaces[:2], Space("arena", 1024 + 256 * 3000, 1024 + 256 * 3000))
+    many = replace(plan, steps=(*plan.steps, *reads), buffers=(*plan.buffers, *outputs), spaces=spaces)
+    calls = 0
+
+    def pairs(items: Sequence[tuple[Region, object]]) -> Iterator[tuple[object, object]]:
+        nonlocal calls
+        for pair in close_pairs(items):
+            calls += 1
+            yield pair
+
+    with mock.patch("prefuse.runtime.plan_checker.close_pairs", pairs):
+        assert check_plan(many) == ()
+    assert calls < 20_000

@@ -22,7 +22,7 @@ from prefuse.runtime.errors import CompileError, DeviceError, ProgramFileError, 
 from prefuse.runtime.executor import load
 from prefuse.runtime.plan import Buffer, Plan, Role, Space, TensorType
 from prefuse.runtime.plan_text import print_plan
-from prefuse.runtime.program_file import Program, read_program, save_program, write_program
+from prefuse.runtime.program_file import Program, _places, read_program, save_program, write_program
 from prefuse.runtime.target import Target, host_cpu_flags
 from prefuse.tests.runtime.tiny_program import CONSTANT_OFFSET, ELEMENTS, bias, tiny_plan, write_tiny
 
@@ -275,3 +275,18 @@ def test_what_the_device_lacks_is_no_fault_of_the_file(
     monkeypatch.setattr(CpuDevice, "load", refuse)
     with pytest.raises(kind, match="device: it has no such units"):
         prefuse.load(path)
+
+
+@pytest.mark.parametrize("entry", [None, {}, [], {"data_offsets": [0.0, 64.0]}, {"data_offsets": [0]}, {"data_offsets": 3}])
+def test_headers_of_shared_constants_that_say_no_place(entry: object) -> None:
+    with pytest.raises(ProgramFileError, match="it does not say where"):
+        _places("shared.safetensors", json.dumps({"0" * 64: entry}).encode())
+
+
+def test_a_header_of_shared_constants_that_is_a_list() -> None:
+    assert _places("shared.safetensors", b"[]") == {}
+
+
+def test_the_folder_is_known_wherever_the_process_goes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    assert read_program(path.name).folder == path.parent

@@ -65,7 +65,7 @@ class SplitWeights(Pass):
             if len(pieces) == 1:
                 continue
             whole = _kernel_of_whole(model, site, context)
-            rows = [None] if whole.stores_parts else _rows(site, limit // _JOINED)
+            rows = [None] if whole.stores_parts else _rows(site, max(limit // _JOINED, 1))
             joined = 0 if whole.stores_parts else -(-site.joined_bytes // len(rows))
             if joined >= site.size_bytes - site.size_bytes // len(pieces):
                 reason = (

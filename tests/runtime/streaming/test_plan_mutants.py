@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import prefuse
 import pytest
 from prefuse.runtime.executor import CompiledModel
-from prefuse.runtime.plan import Plan
+from prefuse.runtime.plan import PAGE, STORAGE, Copy, Plan
 from prefuse.runtime.plan_checker import check_plan
 
 from ...memory.mutants import (
@@ -88,3 +89,17 @@ def test_mutants_of_activations_that_leave_are_refused(spilled_plan: Plan, mutat
     assert mutants
     unnoticed = [number for number, mutant in enumerate(mutants) if mutant != spilled_plan and not check_plan(mutant)]
     assert unnoticed == []
+
+
+def test_a_part_of_a_stored_constant_is_not_copied(plan: Plan) -> None:
+    """Its checksum is that of the whole."""
+    sizes = {buffer.name: buffer.size_bytes for buffer in plan.buffers if buffer.space == STORAGE}
+    index = next(i for i, step in enumerate(plan.steps) if isinstance(step, Copy) and step.source.buffer in sizes)
+    copy = plan.steps[index]
+    assert isinstance(copy, Copy)
+    size = sizes[copy.source.buffer] - PAGE
+    for offset in (0, PAGE):
+        source, destination = (replace(region, offset=offset, size_bytes=size) for region in (copy.source, copy.destination))
+        part = replace(copy, source=source, destination=destination)
+        faults = check_plan(replace(plan, steps=(*plan.steps[:index], part, *plan.steps[index + 1 :])))
+        assert any("it copies a part of" in fault.what for fault in faults)

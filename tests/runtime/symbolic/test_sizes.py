@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Mapping
 from math import ceil, floor, prod
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prefuse.runtime.symbolic.shapes import broadcast_shape, equal, is_one, same_shape
-from prefuse.runtime.symbolic.size_text import evaluator
+from prefuse.runtime.symbolic.size_text import evaluator, size_faults
 from prefuse.runtime.symbolic.sizes import (
     Dim,
     Domain,
@@ -205,3 +206,25 @@ def test_a_dimension_of_one_size_is_a_number() -> None:
 def test_other_expressions_are_no_sizes(text: str) -> None:
     with pytest.raises((ValueError, SyntaxError)):
         evaluator(text)({"T": 1})
+
+
+@pytest.mark.parametrize("text", ["min(4)", "min()", "max", "max + 1", "n // 0", "m"])
+def test_sizes_that_cannot_be_computed_are_faults(text: str) -> None:
+    assert "cannot be computed" in "".join(size_faults([(0, text)], [9], [Dim("n", 0, 4)]))
+
+
+@pytest.mark.parametrize("text", ["-" * 10_000 + "1", "1+" * 30_000 + "1", "(" * 300 + "1" + ")" * 300])
+def test_texts_that_nest_too_deeply_are_no_sizes(text: str) -> None:
+    with pytest.raises((ValueError, SyntaxError)):
+        evaluator(text)
+
+
+@pytest.mark.parametrize("greatest", [3_000_000_000, 2**63 - 1])
+def test_large_dimensions_take_no_memory(greatest: int) -> None:
+    tracemalloc.start()
+    try:
+        assert list(size_faults([(0, "n")], [greatest], [Dim("n", 0, greatest)])) == []
+        assert len(list(size_faults([(0, "n")], [greatest - 1], [Dim("n", 0, greatest)]))) == 1
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
