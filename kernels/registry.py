@@ -10,6 +10,7 @@ from math import inf, prod
 from ..runtime.symbolic.sizes import Domain, greatest_of
 from ..runtime.target import Target
 from .attention import attention, attention_decode_gpu, attention_gpu, attention_mma_gpu, linear_attention
+from .codegen.builder import LargeWorkspaceError
 from .codegen.grids import UncutError
 from .codegen.rocm_limits import rocm_obstacle
 from .convolution import (
@@ -355,6 +356,8 @@ def _emit(candidate: Candidate, target: Target) -> BuiltKernel | Refusal:
         built = candidate.emit()
     except UncutError as reason:
         return Refusal(f"no grids of threads: {reason}")
+    except LargeWorkspaceError as reason:
+        return Refusal(str(reason))
     if target.kind == "rocm" and isinstance(built, BuiltKernel) and (missing := rocm_obstacle(built.function)):
         return Refusal(f"AMD GPUs have no {missing} in TVM")
     return built

@@ -33,6 +33,13 @@ Index: TypeAlias = tuple[Expr, ...]
 T = TypeVar("T")
 
 
+_MOST_ELEMENTS = 2**31 - 1  # of a buffer, which 32-bit indices reach
+
+
+class LargeWorkspaceError(Exception):
+    """A kernel needs more scratch than its indices can reach."""
+
+
 class KernelBuilder:
     """Collects the statements of one kernel: a private function of raw pointers (operands, outputs, one workspace).
 
@@ -119,9 +126,11 @@ class KernelBuilder:
     def workspace(self, elements: int, dtype: str) -> Buffer:
         """Scratch bytes of the arena, private to the kernel and cache-line aligned; the planner places them.
 
-        Of a size that a call decides there are as many as it ever needs.
+        Of a size that a call decides there are as many as it ever needs. Raises LargeWorkspaceError where there are too many.
         """
         elements = max(greatest_of(elements), 1)
+        if elements > _MOST_ELEMENTS:
+            raise LargeWorkspaceError(f"scratch of {elements} elements is more than 32-bit indices can reach")
         buffer = tirx.decl_buffer((elements,), dtype, name=f"w{len(self._views)}", layout=None)
         self._views.append((buffer, dtype, self.workspace_bytes))
         self.workspace_bytes += -(-elements * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT

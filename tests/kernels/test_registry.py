@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from prefuse.compiler.ir.kinds import KIND_OF_OPERATOR, Kind
+from prefuse.kernels.codegen.builder import KernelBuilder
 from prefuse.kernels.expressions.pointwise import POINTWISE
 from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.registry import TEMPLATES, build_kernel
@@ -45,3 +48,17 @@ def test_a_product_whose_result_is_returned_beside_its_follower_has_one_kernel()
     built = build_kernel(Group(ops, ("x", "w"), ("h", "y"), types, frozenset(["w"])), Target.parse("cpu"))
     assert isinstance(built, BuiltKernel)
     assert built.template == "matmul"
+
+
+def test_scratch_beyond_32_bit_indices_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No group of so few elements needs so much: the kernel is made to ask for it."""
+    kind, ask = TensorType((8, 8), "float32"), KernelBuilder.function
+
+    def function(builder: KernelBuilder, **how: Any) -> Any:
+        builder.workspace(2**31, "uint8")
+        return ask(builder, **how)
+
+    monkeypatch.setattr(KernelBuilder, "function", function)
+    refused = build_kernel(Group((Op("Relu", ("x",), ("y",)),), ("x",), ("y",), {"x": kind, "y": kind}), Target.parse("cpu"))
+    assert isinstance(refused, tuple)
+    assert any("32-bit indices" in reason for _, reason in refused)
