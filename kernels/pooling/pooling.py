@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import product
 from math import prod
-from operator import add
 
 import numpy as np
 from tvm import tirx
@@ -238,19 +237,19 @@ class Pooling:
             low, high = 0, window.inputs[d]
             if self.anchor.attribute("count_include_pad", 0):
                 low, high = -window.begins[d], window.inputs[d] + self._end_padding(d)
-            taps = [t * window.dilations[d] for t in range(window.kernel[d])]
+            step, most = window.dilations[d], window.kernel[d] - 1
             if isinstance(window.outputs[d], Size):
-                counts = set() if self.overhangs(d) else {len(taps)}
+                counts = set() if self.overhangs(d) else {most + 1}
             else:
-                starts = [n * window.strides[d] - window.begins[d] for n in range(window.outputs[d])]
-                counts = {sum(low <= start + tap < high for tap in taps) for start in starts}
+                starts = np.arange(window.outputs[d]) * window.strides[d] - window.begins[d]
+                first, last = np.maximum(-((starts - low) // step), 0), np.minimum((high - 1 - starts) // step, most)
+                counts = set(np.unique(np.maximum(last - first + 1, 0)).tolist())
             if len(counts) == 1:
                 count = count * counts.pop()
                 continue
             start = o * window.strides[d] - window.begins[d]
-            one, zero = tirx.const(1, "int32"), tirx.const(0, "int32")
-            inside = [tirx.Select(tirx.And(start + tap >= low, start + tap < high), one, zero) for tap in taps]
-            count = count * tirx.max(reduce(add, inside), 1)
+            before, behind = tirx.floordiv(start - low, step), tirx.floordiv(high - 1 - start, step)
+            count = count * tirx.max(tirx.min(behind, most) - tirx.max(0 - before, 0) + 1, 1)
         return count
 
     def _end_padding(self, d: int) -> int:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from time import process_time
 from typing import Any
 
 import numpy as np
 import pytest
+from prefuse.kernels.registry import build_kernel
+from prefuse.kernels.template.contract import BuiltKernel
+from prefuse.runtime.plan import TensorType
 
 from ..harness import LEVELS, Case, check, check_in_turn, followed, operator, target_of
 
@@ -100,3 +105,13 @@ def test_with_followers(kind: str, level: str) -> None:
 
 def test_far_strides_take_no_more_stack_than_near_ones() -> None:
     check([pool("Max", (1, 1, 1 << 22), kernel_shape=(2,), strides=(4096,))], target_of("avx2"))  # in one row: 16 MiB
+
+
+def test_long_windows_are_counted_at_once() -> None:
+    """Element by element of all windows it took minutes."""
+    group = pool("Average", (1, 1, 1000), kernel_shape=(1024,), pads=(512, 511)).group
+    kind = TensorType((1, 1, 1_000_000), "float32")
+    large = replace(group, types=dict.fromkeys(group.types, kind))
+    start = process_time()
+    assert isinstance(build_kernel(large, target_of("avx2")), BuiltKernel)
+    assert process_time() - start < 20
