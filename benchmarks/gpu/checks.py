@@ -54,7 +54,7 @@ class Check:
         places = places + np.arange(int(np.prod(batch)))[:, None, None] * 29
         values = (np.arange(_PERIOD) * 97 % _PERIOD - _PERIOD // 2).astype(np.int64)
         found = values[places % _PERIOD].reshape(self.operands[1])
-        return found.astype(np.int8) if self.dtype == "uint8" else (found / 64).astype(np.dtype(self.dtype))
+        return np.asarray(found.astype(np.int8) if self.dtype == "uint8" else (found / 64).astype(np.dtype(self.dtype)))
 
     def write(self, program: Path, path: Path) -> None:
         """This check and its program."""
@@ -67,8 +67,9 @@ def unpacked(path: Path, folder: Path) -> Check:
     """What `write` wrote, its program as PROGRAM in a folder."""
     with zipfile.ZipFile(path) as archive:
         archive.extract(PROGRAM, folder)
-        given = json.loads(archive.read(_CHECK))
-    return Check(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+        given: dict[str, Any] = json.loads(archive.read(_CHECK))
+    given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    return Check(**given)
 
 
 def inputs_of(check: Check, device: str) -> list[torch.Tensor]:
