@@ -393,7 +393,9 @@ def test_layers_whose_blocks_meet_run_on_amd(amd_gpu: FakeGpu) -> None:
     module, x = two_layers(), torch.randn(4, 2, 6, generator=torch.Generator().manual_seed(1))
     specialized = prefuse.compile(module, (x,), target="cuda:sm_90", cache=False)
     assert isinstance(specialized, SpecializedModel)
-    net = on_amd(specialized.specialize(x))
+    program = specialized.specialize(x)
+    assert isinstance(program, CompiledModel)
+    net = on_amd(program)
     for order in ORDERS:
         amd_gpu.order(order)
         np.testing.assert_allclose(np.asarray(net(x.numpy())), module(x).numpy(), atol=1e-5)
@@ -408,7 +410,8 @@ def two_layers() -> torch.nn.Module:
             self.recurrent = torch.nn.GRU(6, 20, num_layers=2, bidirectional=True)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.recurrent(x)[0]
+            y: torch.Tensor = self.recurrent(x)[0]
+            return y
 
     torch.manual_seed(0)
     return Layers().eval().requires_grad_(False)

@@ -155,6 +155,7 @@ def test_data_that_is_read_as_updates_or_indices_is_not_written_over(
           y = Neg(s)
         }}"""
     model = prefuse.compile(onnx.parser.parse_model(text))
-    (port,) = (port for port in model.inputs if port.name == "x")
-    data = np.array([1, 2, 3], port.type.dtype).reshape(port.type.shape)
-    np.testing.assert_array_equal(np.ravel(model(data, numbers)), -np.array(expected))
+    (kind,) = (port.type for port in model.inputs if port.name == "x")
+    assert kind is not None
+    data = np.array([1, 2, 3], kind.dtype).reshape(kind.shape)
+    np.testing.assert_array_equal(np.ravel(np.asarray(model(data, numbers))), -np.array(expected))
