@@ -12,7 +12,7 @@ from ..ir.functions import DOMAIN, inline_function
 from ..ir.scopes import subgraphs_of
 from .function_calls import inlined_nodes
 
-_LARGEST_NODES = 30_000  # after inlining: a short file may call itself into more than any memory holds
+_LARGEST_NODES = 100_000  # after inlining: a short file may call itself into more than any memory holds
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
