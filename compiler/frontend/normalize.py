@@ -55,6 +55,7 @@ def normalize(model: ir.Model, where: str, *, keeps_groups: bool = False) -> ir.
         respell_after_conversion(model, opset, where)
     if needed is not None:
         rewrite_contrib(model)
+    _name_parts(model)
     _separate_outputs(model.graph, model.graph)
     return model
 
@@ -138,6 +139,15 @@ def _upgrade(model: ir.Model, opset: int, where: str) -> ir.Model:
         value.const_value = large[str(value.name)]
         upgraded.graph.register_initializer(value)
     return upgraded
+
+
+def _name_parts(model: ir.Model) -> None:
+    """Give all parts of a Split names: where one is left out, the next does not begin in its place."""
+    for node in model.graph.all_nodes():
+        if node.op_type == "Split" and node.domain == "":
+            for part in node.outputs:
+                if not part.name:
+                    part.name = fresh_name(model, "unread_part")
 
 
 def _separate_outputs(main: ir.Graph, graph: ir.Graph) -> None:

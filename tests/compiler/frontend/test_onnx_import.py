@@ -350,3 +350,22 @@ def test_recorded_outputs_of_operands_that_nothing_is_recorded_of(result: str, b
     """As torch's older exporter writes them: ONNX's inference takes axes and sizes of unknown shape for absent ones."""
     model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> main (float[3,4] x) => ({result} y) {{ {body} }}')
     assert f"float{import_model(model).graph.outputs[0].shape}" == result
+
+
+@pytest.mark.parametrize("after", ["", "y = Neg(c)  z = Neg(a)"])
+def test_a_part_that_is_left_out_has_its_place(after: str) -> None:
+    """Of a Split into three, whose second part nothing reads."""
+    a, c = ("z", "y") if after else ("a", "c")
+    parsed = parser.parse_model(f"""<ir_version: 9, opset_import: ["": 18]>
+        main (float[6,2] x) => (float[2,2] {a}, float[2,2] {c}) {{
+          a, b, c = Split<axis = 0, num_outputs = 3>(x)
+          {after}
+        }}""")
+    parsed.graph.node[0].output[1] = ""
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+    found = prefuse.compile(parsed, cache=False)(x)
+    assert isinstance(found, tuple)
+    first, last = found
+    sign = -1 if after else 1
+    np.testing.assert_array_equal(first, sign * x[:2])
+    np.testing.assert_array_equal(last, sign * x[4:])
