@@ -20,7 +20,7 @@ from ...runtime.generation.session import RECURRENT
 from .caches import Caches, Kept, LastRows, Rows, RowsAndStates, States, kept_by
 from .check import relative_error
 
-ROWS_STEP = 64  # rows of a cache are a multiple: attention looks at that many keys at a time
+ROWS_STEP = 64  # rows of a cache are a multiple: attention leaves out keys in steps that divide it
 
 
 class CausalStep(nn.Module):
