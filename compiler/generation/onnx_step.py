@@ -37,7 +37,7 @@ from ..pipeline.pass_table import PASSES
 from .last_row import multiply_last_row
 
 TOKENS, MASK, POSITIONS, BRANCH = "input_ids", "attention_mask", "position_ids", "use_cache_branch"
-ROWS_STEP = 64  # rows of a cache are a multiple: attention looks at that many keys at a time
+ROWS_STEP = 64  # rows of a cache are a multiple: attention leaves out keys in steps that divide it
 _PAST, _PRESENT = re.compile(r"^past(_key_values)?[._]?"), re.compile(r"^present(_key_values)?[._]?")
 _ROWS_AXIS = 2
 _WRITERS = ("Pad", "TensorScatter")  # that read the past where GroupQueryAttention was
