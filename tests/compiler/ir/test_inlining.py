@@ -70,7 +70,7 @@ def test_an_output_that_a_call_leaves_out_may_be_read_inside() -> None:
     assert all(value.name for node in model.graph for value in node.outputs)
 
 
-@pytest.mark.parametrize("levels", [15, 40])
+@pytest.mark.parametrize("levels", [17, 40])
 def test_calls_are_counted_before_they_are_inlined(levels: int) -> None:
     with pytest.raises(UnsupportedModelError, match=f"into {2**levels} nodes"):
         import_model(doubling_functions(levels))
