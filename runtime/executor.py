@@ -383,6 +383,9 @@ def arena_bytes(plan: Plan) -> int:
 def load(path: str | os.PathLike[str]) -> CompiledModel:
     """Load a `.prefuse` file. It holds native code that runs with your rights: load only files that you trust.
 
+    Weights stay in the file and are read from there: put another file in its place by a rename, as `save` does, never write
+    into it while a process has it.
+
     Raises:
         ProgramFileError: no such file, a corrupt one, or one for another CPU or version.
     """

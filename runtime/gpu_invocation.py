@@ -123,6 +123,7 @@ class GpuInvocation:
         self._fixed = program.fixed_addresses(places | dict.fromkeys(ARENA_ROLES, arena.address))
         self._uses: dict[str, list[_Use]] = {name: [] for name in plan.parameters}
         self._places: dict[str, int] = {}  # where the works have the caller's buffers now
+        self._given: dict[str, int] = {}  # where the caller had them in the last call
         self._staged: dict[str, tuple[DeviceMemory, PinnedMemory]] = {}
         self._works: list[Work] = []
         self._of_step: list[Sequence[Work]] = []
@@ -160,7 +161,8 @@ class GpuInvocation:
         places = {}
         for name, address, is_there in zip(plan.parameters, addresses, on_gpu, strict=True):
             buffer = self._buffers[name]
-            is_dear = len(self._uses[name]) > _MOST_UPDATES and address != self._places.get(name)
+            is_dear = len(self._uses[name]) > _MOST_UPDATES and address not in (self._places.get(name), self._given.get(name))
+            self._given[name] = address
             is_copied = is_there and (is_dear or address % VECTOR_ALIGNMENT > 0)
             if (is_there and not is_copied) or not buffer.size_bytes:
                 places[name] = address

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from .gpu.tensor_maps import BLOCK_SHARED_BYTES, tensor_map_fault
-from .memory.regions import close_pairs, meet, region_fault
+from .memory.regions import close_between, close_pairs, region_fault
 from .plan import (
     ALIGNMENT,
     DIMENSIONS,
@@ -64,6 +64,11 @@ def check_plan(plan: Plan) -> tuple[Fault, ...]:
 
     Names and sizes come first; where those are wrong, order and sharing are not looked at.
     """
+    return tuple(plan_faults(plan))
+
+
+def plan_faults(plan: Plan) -> Iterator[Fault]:
+    """The faults of `check_plan`, of which a stranger's plan may have as many as the square of its size: take the first."""
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     faults = [*_check_names(plan), *_check_buffers(plan), *_check_ports(plan, buffers), *_check_steps(plan, buffers)]
     faults += (Fault(where, what) for where, what in (*state_faults(plan), *slot_faults(plan), *storage_faults(plan)))
@@ -71,10 +76,11 @@ def check_plan(plan: Plan) -> tuple[Fault, ...]:
     if streams > _MOST_STREAMS:
         faults.append(Fault("plan", f"its steps are on {streams} streams, of {_MOST_STREAMS} at most"))
     if faults:
-        return tuple(faults)
+        yield from faults
+        return
     schedule = _Schedule(plan)
-    checks = (_check_overlap_in_steps, _check_single_writes, _check_coverage, _check_races, _check_sharing)
-    return tuple(fault for check in checks for fault in check(schedule))
+    for check in (_check_overlap_in_steps, _check_single_writes, _check_coverage, _check_races, _check_sharing):
+        yield from check(schedule)
 
 
 # Names, sizes, roles
@@ -139,6 +145,8 @@ def _check_ports(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
     table = buffers.get(DIMENSIONS)
     if plan.dims and (table is None or table.role is not Role.INPUT or table.size_bytes != 4 * len(plan.dims)):
         yield Fault(f"buffer {DIMENSIONS}", f"it is no input of {len(plan.dims)} numbers of 32 bits")
+    given = {sized.text for port in plan.inputs for sized in port.sizes}
+    yield from (Fault(f"dimension {dim.name}", "no axis of an input has its size") for dim in plan.dims if dim.name not in given)
     for buffer in plan.buffers:
         if buffer.role in _CALLER_ROLES and buffer.name not in held:
             yield Fault(f"buffer {buffer.name}", f"no {buffer.role} of the program is in it")
@@ -345,13 +353,13 @@ def _check_overlap_in_steps(schedule: _Schedule) -> Iterator[Fault]:
     for index, step in enumerate(schedule.plan.steps):
         reads = list(map(schedule.place, step_reads(step)))
         writes = list(map(schedule.place, step_writes(step)))
-        pairs = step.inplace if isinstance(step, Launch) else ()
-        for number, write in enumerate(writes):
-            if any(meet(other, write) for other in writes[:number]):
-                yield Fault(f"step {index}", f"two of its writes share bytes of {write.buffer}")
-            for place, read in enumerate(reads):
-                if meet(read, write) and not (read == write and (number, place) in pairs):
-                    yield Fault(f"step {index}", f"its write {number} and read {place} share bytes of {write.buffer}")
+        pairs = set(step.inplace) if isinstance(step, Launch) else set()
+        numbered = [(write, number) for number, write in enumerate(writes)]
+        for number, _ in close_pairs(numbered):
+            yield Fault(f"step {index}", f"two of its writes share bytes of {writes[number].buffer}")
+        for number, place in close_between(numbered, [(read, place) for place, read in enumerate(reads)]):
+            if reads[place] != writes[number] or (number, place) not in pairs:
+                yield Fault(f"step {index}", f"its write {number} and read {place} share bytes of {writes[number].buffer}")
 
 
 def _check_single_writes(schedule: _Schedule) -> Iterator[Fault]:

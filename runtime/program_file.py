@@ -55,7 +55,7 @@ from .constants import shared
 from .constants.shared import ConstantPool, SharedConstant
 from .errors import OptionError, ProgramFileError
 from .plan import ALIGNMENT, PAGE, SHARED, STORAGE, Buffer, Plan, Role, TensorType
-from .plan_checker import check_plan
+from .plan_checker import plan_faults
 from .plan_text import parse_plan, print_plan
 from .streaming.storage import Storage, StorageError, Stored, checksum_of, whole_pages
 from .target import Target, check_binary
@@ -327,8 +327,8 @@ def _read(section: Section, archive: zipfile.ZipFile, given: Mapping[str, Shared
     if plan.target != manifest["target"]:
         raise ProgramFileError(MANIFEST, f"its target {manifest['target']!r} is not the plan's, {plan.target!r}", RECOMPILE)
     _check_target(plan.target, code, library)
-    if faults := check_plan(plan):
-        raise ProgramFileError(PLAN, str(faults[0]), RECOMPILE)
+    if fault := next(plan_faults(plan), None):
+        raise ProgramFileError(PLAN, str(fault), RECOMPILE)
     is_limited = STORED in members
     # A program with states is called for a few rows, time after time, and takes as long as reading its weights: from large
     # pages that is a sixth faster than from the 4 KiB pages of a mapped file.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from .memory.regions import first_missing, merged
-from .plan import COMPUTE, LASTING_ROLES, PAGE, SCRATCH, STORAGE, Buffer, Copy, Plan, Region, Role, Step, step_reads, step_writes
+from .plan import COMPUTE, LASTING_ROLES, PAGE, SCRATCH, STATES, STORAGE, Buffer, Copy, Plan, Region, Role, Step, step_reads, step_writes
 
 Found = tuple[str, str]  # where, and what is wrong there
 
@@ -40,6 +40,8 @@ def _ports(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Found]:
         where, buffer = f"state {state.name}", buffers.get(state.buffer)
         if buffer is None or buffer.role is not Role.STATE or buffer.renews is not None:
             yield where, f"its buffer {state.buffer} is no state buffer that a call finds"
+        elif buffer.space != STATES:
+            yield where, f"its buffer {state.buffer} is in space {buffer.space}, not in {STATES}"
         elif state.type.size_bytes != buffer.size_bytes:
             yield where, f"{state.type} has {state.type.size_bytes} bytes, its buffer {buffer.size_bytes}"
         if state.initial is not None:

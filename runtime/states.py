@@ -8,6 +8,7 @@ import json
 import os
 import threading
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .archive import new_archive, write_member
+from .archive import check_members, new_archive, write_member
 from .device import Arena, Device
 from .errors import InputError, ProgramFileError
 from .interchange import as_array
@@ -24,6 +25,7 @@ from .program_file import Program
 
 _HEADER = "states.json"  # the member that says of which program the states are, and what types they have
 _FORMAT = 1
+_LARGEST_HEADER_BYTES = 1 << 16  # of an array in NumPy's file
 
 
 class States(Mapping[str, np.ndarray]):
@@ -193,18 +195,20 @@ class States(Mapping[str, np.ndarray]):
     def _read(self, path: Path, *, any_program: bool) -> dict[str, np.ndarray]:
         try:
             with zipfile.ZipFile(path) as archive:
+                check_members(archive, (_HEADER,))
                 header = json.loads(archive.read(_HEADER))
                 if header["format"] != _FORMAT:
                     raise ProgramFileError(str(path), f"states in format {header['format']}, not {_FORMAT}", "save them again")
                 self._check_origin(path, header, any_program=any_program)
-                found = {name: np.load(io.BytesIO(archive.read(f"{name}.npy")), allow_pickle=False) for name in self._states}
+                found = {name: _loaded(archive, state) for name, state in self._states.items()}
         except FileNotFoundError as error:
             raise ProgramFileError(str(path), "no such file", "check the path") from error
         except OSError as error:
             raise ProgramFileError(str(path), f"cannot be read: {error.strerror or error}", "check the path") from error
-        except (zipfile.BadZipFile, ValueError, LookupError, TypeError, EOFError, NotImplementedError) as error:
+        except (zipfile.BadZipFile, zlib.error, ValueError, LookupError, TypeError, EOFError, RuntimeError, MemoryError) as error:
             if isinstance(error, ProgramFileError):
-                raise
+                where = str(path) if error.where == str(path) else f"{path}: {error.where}"
+                raise ProgramFileError(where, error.what, error.fix) from error
             raise ProgramFileError(str(path), f"no sound file of states ({error})", "give one that states.save wrote") from error
         for name, state in self._states.items():
             plain = _plain(np.empty(0, state.type.dtype)).dtype
@@ -221,6 +225,17 @@ class States(Mapping[str, np.ndarray]):
         if header["program"] != self.digest and not any_program:
             fix = "load it with the program that wrote it, or with any_program=True"
             raise ProgramFileError(str(path), "it holds the states of another program", fix)
+
+
+def _loaded(archive: zipfile.ZipFile, state: State) -> np.ndarray:
+    """The array of a state. Raises ValueError for a member that is none of its size, and what NumPy raises."""
+    info = archive.getinfo(f"{state.name}.npy")
+    if info.file_size > state.type.size_bytes + _LARGEST_HEADER_BYTES:
+        raise ValueError(f"{info.filename} has {info.file_size} bytes, the state {state.type.size_bytes}")
+    array = np.load(io.BytesIO(archive.read(info)), allow_pickle=False)
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{info.filename} is no array")
+    return array
 
 
 def _plain(array: np.ndarray) -> np.ndarray:

@@ -27,7 +27,7 @@ def temporary_folder() -> Iterator[Path]:
         CompileError: there is no place for it.
     """
     try:
-        made = tempfile.TemporaryDirectory(prefix=_PREFIX)
+        made = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)  # NFS keeps what is open
     except OSError as error:
         raise _unusable(tempfile.tempdir or "temporary folder", error) from error
     with made as folder:

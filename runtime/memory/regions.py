@@ -62,14 +62,34 @@ def meet(first: Region, second: Region) -> bool:
 
 
 def close_pairs(regions: Sequence[tuple[Region, _T]]) -> Iterator[tuple[_T, _T]]:
-    """The pairs of what has regions of one buffer that share a byte, each once, in the order of these."""
-    ordered = sorted((one for one in regions if one[0].size_bytes), key=lambda one: one[0].offset)
+    """The pairs of what has regions that share a byte, each once, in the order of buffers and offsets."""
+    ordered = sorted((one for one in regions if one[0].size_bytes), key=lambda one: (one[0].buffer, one[0].offset))
     for number, (region, item) in enumerate(ordered):
-        for other, another in ordered[number + 1 :]:
-            if other.offset >= region.end:
+        for place in range(number + 1, len(ordered)):
+            other, another = ordered[place]
+            if other.buffer != region.buffer or other.offset >= region.end:
                 break
             if meet(region, other):
                 yield item, another
+
+
+def close_between(firsts: Sequence[tuple[Region, _T]], seconds: Sequence[tuple[Region, _T]]) -> Iterator[tuple[_T, _T]]:
+    """The pairs of one of `firsts` and one of `seconds` whose regions share a byte. Of many regions that lie apart this takes
+    linear time but for sorting, however many of one side are equal."""
+    both = [(one, 0) for one in firsts if one[0].size_bytes] + [(one, 1) for one in seconds if one[0].size_bytes]
+    open_ones: tuple[list[tuple[Region, _T]], list[tuple[Region, _T]]] = ([], [])
+    buffer = ""
+    for one, side in sorted(both, key=lambda entry: (entry[0][0].buffer, entry[0][0].offset)):
+        region = one[0]
+        if region.buffer != buffer:
+            buffer = region.buffer
+            open_ones[0].clear(), open_ones[1].clear()
+        others = open_ones[1 - side]
+        others[:] = [other for other in others if other[0].end > region.offset]
+        for other in others:
+            if meet(region, other[0]):
+                yield (one[1], other[1]) if side == 0 else (other[1], one[1])
+        open_ones[side].append(one)
 
 
 def merged(regions: Iterable[Region]) -> list[Region]:

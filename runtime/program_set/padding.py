@@ -64,4 +64,4 @@ class Padding:
             parts = array.reshape(*before, size // (most * inner), most, inner, *behind)
             kept = parts[(*(slice(None),) * (cut.axis + 1), slice(sizes[cut.name]))]
             array = kept.reshape(*before, size // most * sizes[cut.name], *behind)
-        return np.ascontiguousarray(array)
+        return np.asarray(array, order="C")  # np.ascontiguousarray gives a scalar an axis

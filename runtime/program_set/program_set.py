@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, TypeAlias
 
 import numpy as np
 
 from ..errors import InputError, OptionError
 from ..executor import CompiledModel, Context, Shared
-from ..interchange import OUT, all_as_tensors, as_array, copied_results, is_torch, number_array, taken_out
+from ..interchange import OUT, all_as_tensors, as_array, copied_results, in_output_order, is_torch, number_array, taken_out
 from ..plan import Plan, Port
 from ..profile import Profile
 from ..signature import in_order
@@ -34,6 +34,9 @@ class ProgramSet(Shared):
         assert not (faults := differences(members)), faults
         self._name = name
         self._members = tuple(sorted(members, key=lambda member: member.reach))
+        largest = max(members, key=lambda member: sum(port.type.size_bytes for port in member.model.inputs)).model
+        self._inputs, self._outputs = largest.inputs, largest.outputs
+        self._input_names = tuple(port.name for port in self._inputs)
         self._known: dict[tuple[tuple[int, ...], ...], Member] = {}
 
     def __call__(self, /, *inputs: object, **named: object) -> object:
@@ -54,6 +57,8 @@ class ProgramSet(Shared):
             InputError: as a call.
         """
         named, out = taken_out(named, OUT in self.input_names)
+        if isinstance(out, Mapping):  # by our names: the program's own may be others
+            out = in_output_order(out, self.output_names)
         tensors, shapes = self._ordered(inputs, named)
         member = self._member(shapes)
         if member is not None:
@@ -123,17 +128,17 @@ class ProgramSet(Shared):
     @property
     def inputs(self) -> tuple[Port, ...]:
         """Names and types of the inputs, in order, those of the program for the largest ones."""
-        return self._largest.inputs
+        return self._inputs
 
     @property
     def outputs(self) -> tuple[Port, ...]:
         """Names and types of the outputs, in order, of the program for the largest inputs."""
-        return self._largest.outputs
+        return self._outputs
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """Names of the inputs, in order."""
-        return tuple(port.name for port in self.inputs)
+        return self._input_names
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -153,10 +158,6 @@ class ProgramSet(Shared):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all programs to a `.prefuse` file, whole or not at all. Raises ProgramFileError."""
         save_set(path, self._name, self._members)
-
-    @property
-    def _largest(self) -> CompiledModel:
-        return max(self._members, key=lambda member: sum(port.type.size_bytes for port in member.model.inputs)).model
 
     def _tensor(self, port: Port, value: object) -> object:
         if isinstance(value, (int, float)) and not isinstance(value, np.generic) and not port.type.shape:

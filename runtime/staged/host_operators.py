@@ -90,13 +90,23 @@ def _split(source: str, axis: int = 0, keepdims: int = 1) -> HostFunction:
             sizes = [1] * length
         elif split.ndim == 0:
             size = int(split)
+            if size < 1:
+                raise InputError(source, f"parts of {size} elements", "correct the model's inputs")
             sizes = [size] * (length // size) + ([length % size] if length % size else [])
         else:
             sizes = [int(size) for size in split]
-        parts = np.split(array, np.cumsum(sizes)[:-1], axis)
-        return [list(parts) if split is not None or keepdims else [np.squeeze(part, axis) for part in parts]]
+        parts = _parts(array, sizes, axis, source)
+        return [parts if split is not None or keepdims else [np.squeeze(part, axis) for part in parts]]
 
     return run
+
+
+def _parts(array: np.ndarray, sizes: list[int], axis: int, source: str) -> list[Value]:
+    """Consecutive parts of an array, of so many elements along an axis. Raises InputError where they are not all of it."""
+    if min(sizes, default=0) < 0 or sum(sizes) != array.shape[axis]:
+        what = f"parts of {', '.join(map(str, sizes[:8]))}{', ...' * (len(sizes) > 8)} elements of {array.shape[axis]}"
+        raise InputError(source, what, "correct the model's inputs")
+    return list(np.split(array, np.cumsum(sizes)[:-1], axis)) if sizes else []  # NumPy cuts into one part at least
 
 
 def _concat(source: str, axis: int = 0, new_axis: int = 0) -> HostFunction:
@@ -196,20 +206,28 @@ def _bounds(start: int, end: int, step: int, size: int) -> slice:
     start, end = (value + size if value < 0 else value for value in (start, end))
     if step > 0:
         return slice(min(max(start, 0), size), min(max(end, 0), size), step)
-    start, end = min(max(start, -1), size - 1), min(max(end, -1), size - 1)
-    return slice(0, 0) if start < 0 else slice(start, None if end < 0 else end, step)
+    if size == 0:
+        return slice(0, 0)
+    start, end = min(max(start, 0), size - 1), min(max(end, -1), size - 1)
+    return slice(start, None if end < 0 else end, step)
 
 
 def _squeeze(source: str) -> HostFunction:
-    return lambda array, axes: [np.squeeze(array, tuple(int(axis) for axis in axes))]
+    return lambda array, axes=None: [np.squeeze(array, None if axes is None else tuple(int(axis) for axis in axes))]
 
 
 def _unsqueeze(source: str) -> HostFunction:
     return lambda array, axes: [np.expand_dims(array, tuple(int(axis) for axis in axes))]
 
 
-def _split_by_sizes(source: str, axis: int = 0) -> HostFunction:
-    return lambda array, sizes: list(np.split(array, np.cumsum(sizes)[:-1], axis))
+def _split_by_sizes(source: str, axis: int = 0, num_outputs: int = 1) -> HostFunction:
+    def run(array: np.ndarray, sizes: np.ndarray | None = None) -> list[Value]:
+        length = array.shape[axis]
+        each = -(-length // num_outputs)  # the last part is smaller
+        equal = [max(min(each, length - each * part), 0) for part in range(num_outputs)]
+        return _parts(array, equal if sizes is None else [int(size) for size in sizes], axis, source)
+
+    return run
 
 
 def _tile(source: str) -> HostFunction:
@@ -222,8 +240,8 @@ DATA_MOVEMENT: dict[str, OperatorKind] = {
     "Range": OperatorKind(_range, (3, 3)),
     "Reshape": OperatorKind(_reshape, (2, 2), {"allowzero": int}),
     "Slice": OperatorKind(_slice, (3, 5)),
-    "Split": OperatorKind(_split_by_sizes, (2, 2), {"axis": int}),
-    "Squeeze": OperatorKind(_squeeze, (2, 2)),
+    "Split": OperatorKind(_split_by_sizes, (1, 2), {"axis": int, "num_outputs": int}),
+    "Squeeze": OperatorKind(_squeeze, (1, 2)),
     "Tile": OperatorKind(_tile, (2, 2)),
     "Unsqueeze": OperatorKind(_unsqueeze, (2, 2)),
 }

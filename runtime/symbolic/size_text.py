@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import product
 from math import prod
 
@@ -14,6 +15,7 @@ _FUNCTIONS = {"min": min, "max": max}
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.USub, ast.Load)
 
 
+@lru_cache(1024)
 def evaluator(text: str) -> Callable[[Mapping[str, int]], int]:
     """The function of the dimensions' values that the text of a size is: sums, products, quotients, minima and maxima.
 
@@ -34,23 +36,36 @@ def evaluator(text: str) -> Callable[[Mapping[str, int]], int]:
 def size_faults(sizes: Iterable[tuple[int, str]], room: Sequence[int], dims: Sequence[Dim]) -> Iterator[str]:
     """What is wrong with the sizes of some axes, where there is so much room: none may be negative, nor need more.
 
-    They are computed at each point, or of many points at the ends of each dimension.
+    They are computed at each point of the dimensions that they depend on, or of many points at the ends of each dimension.
     """
-    names, ranges = [dim.name for dim in dims], [dim.sizes for dim in dims]
-    if prod(-(-(every.stop - every.start) // every.step) for every in ranges) > _MOST_POINTS:  # len() knows none above 2**63
-        ranges = [range(every[0], every[-1] + 1, max(1, every[-1] - every[0])) for every in ranges]
     for axis, text in sizes:
         if not 0 <= axis < len(room):
             yield f"its size {text} is of axis {axis}, it has {len(room)}"
             continue
         try:
-            size_at = evaluator(text)
-            found = [size_at(dict(zip(names, point, strict=True))) for point in product(*ranges)]
+            size_at, names = evaluator(text), _names(text)
+            ranges = _points([dim.sizes for dim in dims if dim.name in names])
+            if prod(map(len, ranges)) > _MOST_POINTS:
+                raise ValueError(f"it depends on {len(ranges)} dimensions")
+            named = [dim.name for dim in dims if dim.name in names]
+            found = [size_at(dict(zip(named, point, strict=True))) for point in product(*ranges)]
         except (NameError, TypeError, ValueError, ArithmeticError, SyntaxError) as error:
             yield f"its size {text} cannot be computed: {error}"
             continue
         if min(found) < 0 or max(found) > room[axis]:
             yield f"its size {text} is from {min(found)} to {max(found)}, there is room for {room[axis]}"
+
+
+def _points(ranges: list[range]) -> list[range]:
+    """The ranges of dimensions, or of too many points their ends."""
+    if prod(-(-(every.stop - every.start) // every.step) for every in ranges) <= _MOST_POINTS:  # len() knows none above 2**63
+        return ranges
+    return [range(every[0], every[-1] + 1, max(1, every[-1] - every[0])) for every in ranges]
+
+
+def _names(text: str) -> set[str]:
+    """The names in a text that `evaluator` takes."""
+    return {node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)}
 
 
 def _is_legal(node: ast.AST) -> bool:

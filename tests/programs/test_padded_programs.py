@@ -182,3 +182,13 @@ def main(first: int, count: int) -> None:
 
 if __name__ == "__main__":
     main(*map(int, sys.argv[1:3]))
+
+
+def test_a_scalar_of_a_padded_call_has_no_axes() -> None:
+    text = "gru (float[T,N,8] x, float[4] k) => (float[T,1,N,16] y, float s)"
+    text += " { y, h = GRU<hidden_size=16>(x, w, r, b) s = ReduceSum<keepdims=0>(k) }"
+    model = written(text, w=(1, 48, 8), r=(1, 48, 16), b=(1, 96))
+    net = prefuse.compile(model, dims={"T": (1, 12), "N": (2, 3)}, cache=False)
+    for length in (5, 8):
+        y, s = net(np.ones((length, 2, 8), np.float32), np.ones(4, np.float32))
+        assert (y.shape, s.shape) == ((length, 1, 2, 16), ())

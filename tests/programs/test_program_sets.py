@@ -164,6 +164,21 @@ def test_results_of_other_names(tmp_path: Path) -> None:
         assert all(torch.equal(a, b) for a, b in zip(expected.values(), found, strict=True))
 
 
+def test_out_by_name_is_by_the_names_of_the_set(tmp_path: Path) -> None:
+    made = compiled(_Pair().eval(), dims={"x": {0: (1, 9)}})
+    for rows in (1, 4, 9):
+        x = torch.from_numpy(floats(rows, 6))
+        made(x)
+    net = reloaded(made, tmp_path)
+    for rows in (1, 4, 9):
+        x = torch.from_numpy(floats(rows, 6))
+        expected = net(x)
+        place = torch.zeros_like(expected[0])
+        found = net(x, out={net.output_names[0]: place})
+        assert found[0] is place
+        assert torch.equal(place, expected[0])
+
+
 class _Even(torch.nn.Module):
     """Holds for even numbers of rows from a size on that no check of a few points sees."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -35,7 +36,8 @@ from prefuse.runtime.plan import (
     step_reads,
     step_writes,
 )
-from prefuse.runtime.plan_checker import check_plan
+from prefuse.runtime.plan_checker import check_plan, plan_faults
+from prefuse.runtime.symbolic.dims import Dim
 from prefuse.runtime.target import Target
 from prefuse.tests.models.plan_strategies import plans, simulated_faults
 
@@ -409,3 +411,34 @@ def test_many_readers_of_one_place_take_linear_time() -> None:
     with mock.patch("prefuse.runtime.plan_checker.close_pairs", pairs):
         assert check_plan(many) == ()
     assert calls < 20_000
+
+
+def test_many_writes_of_a_step_take_linear_time() -> None:
+    plan = example()
+    parts = tuple(Region("o", 64 * index, 64) for index in range(20_000))
+    reads = (Region("x", 0, 64),) * 20_000
+    spaces = (*plan.spaces[:2], Space("arena", 1024 + 64 * 20_000, 1024 + 64 * 20_000))
+    buffers = (*plan.buffers, Buffer("o", Role.ACTIVATION, 64 * 20_000, "arena", 1024))
+    many = replace(plan, steps=(*plan.steps, Host("Split", reads, parts)), buffers=buffers, spaces=spaces)
+    assert check_plan(many) == ()
+
+
+def test_the_first_of_many_faults_is_found_at_once() -> None:
+    """3,000 values in one place, all in use at once, are 4.5 million faults; a reader of files wants one."""
+    plan = example()
+    buffers = (*plan.buffers, *(Buffer(f"o{index}", Role.ACTIVATION, BYTES, "arena", 1024) for index in range(3000)))
+    writes = tuple(Launch("k", (whole("x"),), (whole(f"o{index}"),)) for index in range(3000))
+    reads = tuple(Host("Read", (whole(f"o{index}"),), ()) for index in range(3000))
+    spaces = (*plan.spaces[:2], Space("arena", 1024 + BYTES, 1024 + BYTES))
+    crowded = replace(plan, steps=(*plan.steps, *writes, *reads), buffers=buffers, spaces=spaces)
+    tracemalloc.start()
+    try:
+        assert "share bytes while both are in use" in str(next(plan_faults(crowded)))
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_dimension_is_the_size_of_an_input() -> None:
+    plan = replace(example(), dims=(Dim("T", 1, 9),))
+    assert any("dimension T: no axis of an input has its size" in str(fault) for fault in check_plan(plan))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 import zipfile
@@ -211,6 +212,38 @@ def test_broken_files_are_refused(net: CompiledModel, tmp_path: Path) -> None:
         session.states.save(tmp_path / "none" / "states.npz")
     for name, array in before.items():
         assert array.tobytes() == session.states[name].tobytes()
+
+
+def _shaped(shape: str) -> bytes:
+    """A file of an array whose header says that it is of another shape."""
+    content = io.BytesIO()
+    np.save(content, np.zeros(4, np.float32))
+    header = content.getvalue()
+    text = header[10:128].replace(b"(4,)", shape.encode()).rstrip()
+    return header[:10] + text.ljust(117) + b"\n" + header[128:]
+
+
+def test_damaged_members_are_refused(net: CompiledModel, tmp_path: Path) -> None:
+    """Whatever zipfile, zlib and NumPy raise is an error of the file, and nothing grows while it is read."""
+    session, path = net.context(), tmp_path / "states.npz"
+    session.states.save(path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as archive:
+        archive.writestr("a.npy", members["sum.npy"])
+    for content in (inner.getvalue(), _shaped("(1<<60,)"), _shaped("(999999999999,)"), bytes(100_000), b""):
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, member in members.items():
+                archive.writestr(name, content if name == "sum.npy" else member)
+        with pytest.raises(ProgramFileError, match="no sound file of states"):
+            session.states.load(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, member in members.items():
+            archive.writestr(name, member)
+    with pytest.raises(ProgramFileError, match="compressed"):
+        session.states.load(path)
+    assert not session.states["count"].any()
 
 
 def test_a_model_without_states_says_so() -> None:

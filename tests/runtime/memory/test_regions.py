@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prefuse.runtime.memory.regions import Region, close_pairs, first_missing, meet, merged, region_fault
+from prefuse.runtime.memory.regions import Region, close_between, close_pairs, first_missing, meet, merged, region_fault
 
 
 def bytes_of(region: Region) -> set[int]:
@@ -44,6 +44,15 @@ def test_pairs_are_all_that_meet(data: st.DataObject) -> None:
     pairs = [frozenset(pair) for pair in close_pairs(found)]
     assert set(pairs) == expected
     assert len(pairs) == len(expected)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_pairs_of_two_sides_are_all_that_meet(data: st.DataObject) -> None:
+    sides = [[(one, i) for i, one in enumerate(data.draw(st.lists(regions(11), max_size=6)))] for _ in range(2)]
+    sides[1].append((Region("a", 0, 60), 99))
+    expected = {(i, j) for one, i in sides[0] for other, j in sides[1] if meet(one, other)}
+    assert sorted(close_between(*sides)) == sorted(expected)
 
 
 @settings(max_examples=500, deadline=None)

@@ -26,3 +26,25 @@ def test_a_negative_place_of_an_insertion_counts_from_the_last_element(place: in
 def test_a_place_beyond_the_sequence_is_an_error(place: int) -> None:
     with pytest.raises(InputError, match="position"):
         HostOperator("SequenceInsert", {}, "SequenceInsert")(_ABC, _NEW, np.array(place))
+
+
+@pytest.mark.parametrize("split", [None, np.array(2), np.array([], np.int64)])
+def test_nothing_is_split_into_no_parts(split: np.ndarray | None) -> None:
+    for keepdims in (0, 1):
+        assert HostOperator("SplitToSequence", {"keepdims": keepdims}, "split")(np.zeros((0, 3)), split) == [[]]
+
+
+@pytest.mark.parametrize("sizes", [[2, 1], [2, 4], [6, -1], []])
+def test_parts_that_are_not_all_of_it_are_an_error(sizes: list[int]) -> None:
+    for name in ("Split", "SplitToSequence"):
+        with pytest.raises(InputError, match="elements of 5"):
+            HostOperator(name, {}, name)(np.zeros(5), np.array(sizes, np.int64))
+    with pytest.raises(InputError, match="parts of 0 elements"):
+        HostOperator("SplitToSequence", {}, "split")(np.zeros(5), np.array(0))
+
+
+def test_parts_of_a_split_by_their_number() -> None:
+    """The last ones are smaller, or empty."""
+    for length, expected in ((7, [3, 3, 1]), (6, [2, 2, 2]), (1, [1, 0, 0])):
+        found = HostOperator("Split", {"num_outputs": 3}, "split")(np.zeros(length))
+        assert [np.asarray(part).size for part in found] == expected

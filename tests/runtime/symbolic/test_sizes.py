@@ -228,3 +228,12 @@ def test_large_dimensions_take_no_memory(greatest: int) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_sizes_of_many_dimensions_are_looked_at_in_bounded_time() -> None:
+    """A stranger's plan has as many as it likes; a size depends on few."""
+    dims = [Dim(f"n{number}", 1, 1000) for number in range(60)]
+    assert list(size_faults([(0, "n3 * n50")], [1_000_000], dims)) == []
+    assert "from 1 to 1000000" in "".join(size_faults([(0, "n3 * n50")], [999_999], dims))
+    everything = " + ".join(dim.name for dim in dims)
+    assert "depends on 60 dimensions" in "".join(size_faults([(0, everything)], [100_000], dims))
