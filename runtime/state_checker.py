@@ -18,7 +18,22 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from .memory.regions import first_missing, merged
-from .plan import COMPUTE, LASTING_ROLES, PAGE, SCRATCH, STATES, STORAGE, Buffer, Copy, Plan, Region, Role, Step, step_reads, step_writes
+from .plan import (
+    COMPUTE,
+    LASTING_ROLES,
+    PAGE,
+    SCRATCH,
+    STATES,
+    STORAGE,
+    Buffer,
+    Copy,
+    Plan,
+    Region,
+    Role,
+    Step,
+    step_reads,
+    step_writes,
+)
 
 Found = tuple[str, str]  # where, and what is wrong there
 
