@@ -22,12 +22,12 @@ _BIAS = 3  # which input it is of a recurrent operator
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What all readers of a family share: `rows` [terms, columns], the rest of the weight, and a recurrent bias in halves."""
+    """What all readers of a family share: `rows` [terms, columns], the rest of the weight, and the halves of recurrent biases,
+    of which each reader may have another."""
 
     rows: ir.Value
     rest: ir.Value | None
-    input_bias: ir.Value | None = None
-    recurrent_bias: ir.Value | None = None
+    halves: dict[ir.Value | None, tuple[ir.Value | None, ir.Value]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -74,8 +74,7 @@ class Rewriter:
             return _Parts(rows, None)
         shape = list(static_shape(weight) or ())
         shape[axis] -= end - begin
-        rest = self._made_of(weight, left, tuple(shape))
-        return _Parts(rows, rest, *self._biases(reader)) if reader.is_recurrent else _Parts(rows, rest)
+        return _Parts(rows, self._made_of(weight, left, tuple(shape)))
 
     def _constant_rows(self, reader: Reader, taken: Callable[[np.ndarray], np.ndarray]) -> ir.Value:
         """Constant rows by what is taken of the weight, not computed before they are read, and rounded once."""
@@ -101,8 +100,12 @@ class Rewriter:
     def _rewrite_recurrent(self, reader: Reader, weights: ir.Value, parts: _Parts) -> None:
         """The share of the weighted sum comes as a part of the bias."""
         node = reader.node
-        share = self._product(node, weights, parts.rows, parts.input_bias)
-        bias = self._node(node, "Concat", [share, parts.recurrent_bias], axis=1)
+        given = input_at(node, _BIAS)
+        if given not in parts.halves:
+            parts.halves[given] = self._biases(reader)
+        input_bias, recurrent_bias = parts.halves[given]
+        share = self._product(node, weights, parts.rows, input_bias)
+        bias = self._node(node, "Concat", [share, recurrent_bias], axis=1)
         inputs = [self._rest_of(reader), parts.rest, node.inputs[2], bias, *node.inputs[_BIAS + 1 :]]
         replacement = respelled(node, inputs, node.attributes)
         replace_node(self.model, node, replacement.nodes, replacement.outputs)

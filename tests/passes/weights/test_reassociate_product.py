@@ -66,3 +66,13 @@ def test_random_chains(seed: int) -> None:
     results = ", ".join(f"float[{rows},{width}] {name}" for name in outputs)
     head = f"g (float[{rows},{width}] p, float[{width},{width}] v) => ({results})"
     check(model(f"{head} {{ {' '.join(lines)} }}", w=(width, width), u=(width, width), w2=(2 * width, width), b=(width,)))
+
+
+def test_recurrences_that_share_weights_have_their_own_biases() -> None:
+    """All had the bias of the first one."""
+    lines = "zero = Constant<value_ints=[0]>() "
+    for name, bias in (("p", "b"), ("q", "d"), ("o", "")):
+        lines += f"""c{name} = MatMul({name}, s) j{name} = Concat<axis=1>(a, c{name}) x{name} = Unsqueeze(j{name}, zero)
+            y{name}, h{name} = GRU<hidden_size=4, linear_before_reset=1>(x{name}, w, r{bias and ", " + bias}) """
+    head = "g (float[1,4] p, float[1,4] q, float[1,4] o, float[1,2] a) => (float[1,1,4] hp, float[1,1,4] hq, float[1,1,4] ho)"
+    assert check(model(f"{head} {{ {lines} }}", s=(4, 16), w=(1, 12, 18), r=(1, 12, 4), b=(1, 24), d=(1, 24)))
