@@ -192,7 +192,9 @@ def _elements(node: ir.Node) -> Fault:
     data, indices = (dims_of(value) for value in node.inputs[:2])
     if data is None or indices is None or len(data) != len(indices):
         return None if data is None or indices is None else f"has data {list(data)} and indices {list(indices)}"
-    axis = node.attributes.get_int("axis", 0) % max(len(data), 1)
+    if not data:
+        return "has scalars, which have no axis"
+    axis = node.attributes.get_int("axis", 0) % len(data)
     if any(index > extent for place, (index, extent) in enumerate(zip(indices, data, strict=True)) if place != axis):
         return f"has indices {list(indices)} beyond its data {list(data)}"
     return _first_fault(node, (2,), lambda dims: dims == indices, f"updates {list(indices)}")
@@ -215,11 +217,13 @@ def _places(node: ir.Node) -> Fault:
 
 
 def _lengths(node: ir.Node) -> Fault:
-    """ReverseSequence: a length for each batch, within two leading axes."""
+    """ReverseSequence: a length for each batch; batches and steps are the two leading axes."""
     data = dims_of(node.inputs[0])
-    axis = node.attributes.get_int("batch_axis", 1)
-    if data is None or not 0 <= axis < len(data):
-        return None
+    axis, steps = node.attributes.get_int("batch_axis", 1), node.attributes.get_int("time_axis", 0)
+    if {axis, steps} != {0, 1}:
+        return f"has batch_axis {axis} and time_axis {steps}, where one is 0 and the other 1"
+    if data is None or len(data) < 2:
+        return None if data is None else f"has data {list(data)}, without two axes"
     return _first_fault(node, (1,), lambda dims: dims == (data[axis],), f"{data[axis]} lengths")
 
 

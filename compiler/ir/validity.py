@@ -7,6 +7,7 @@ from math import prod
 import onnx_ir as ir
 
 from ...runtime.errors import InvalidModelError, UnsupportedModelError
+from .constants import constant_array
 from .facts import source_of
 from .kinds import Kind, kind_of
 from .operand_shapes import Fault, Rule, dims_of, shape_rules
@@ -89,5 +90,30 @@ def _window(node: ir.Node) -> Fault:
     return None
 
 
+def _from_nothing(node: ir.Node) -> Fault:
+    """What is repeated, or lies between elements, needs one along its axis; constants that are padded with do not."""
+    data, result = dims_of(node.inputs[0]), dims_of(node.outputs[0])
+    if node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant":
+        return None
+    if data is None or result is None or not any(not old and new for old, new in zip(data, result, strict=False)):
+        return None
+    return f"has data {list(data)}, without the elements of which {list(result)} is made"
+
+
+def _scanned_axis(node: ir.Node) -> Fault:
+    """CumSum and CumProd: one axis, of those that the data have."""
+    data, axis = dims_of(node.inputs[0]), constant_array(node.inputs[1])
+    if axis is None or axis.dtype.kind not in "iu":
+        return None
+    rank = None if data is None else max(len(data), 1)
+    if axis.size == 1 and (rank is None or -rank <= int(axis.reshape(())) < rank):
+        return None
+    return f"has axis {axis.tolist()}" + ("" if data is None else f" and data {list(data)}")
+
+
 _WINDOWED = ("AveragePool", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "LpPool", "MaxPool", "QLinearConv")
-_RULES: dict[str, tuple[Rule, ...]] = dict.fromkeys(_WINDOWED, (_window,))
+_RULES: dict[str, tuple[Rule, ...]] = {
+    **dict.fromkeys(_WINDOWED, (_window,)),
+    **dict.fromkeys(("CumProd", "CumSum"), (_scanned_axis,)),
+    **dict.fromkeys(("Pad", "Resize"), (_from_nothing,)),
+}
