@@ -18,7 +18,8 @@ _OPERATORS = ("GRU", "LSTM", "RNN")
 _WEIGHTS = (1, 2)  # W and R
 _BY_DIRECTION = (1, 2, 3, 5, 6, 7)  # inputs whose directions are a dimension: weights, biases, first states and peepholes
 _STATES = (5, 6)  # of these, those that layout says the order of
-_LISTS = ("activations", "activation_alpha", "activation_beta")  # of one direction, then of the other
+_ACTIVATIONS = "activations"  # of one direction, then of the other
+_PARAMETERS = ("activation_alpha", "activation_beta")  # of those activations that take one: whose they are is not told
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -30,7 +31,7 @@ def weight_bytes(node: ir.Node) -> int:
     found = [input_at(node, position) for position in _WEIGHTS]
     if any(value is None or not is_constant(value) or len(value.uses()) != 1 or value.is_graph_output() for value in found):
         return 0
-    if any(name in node.attributes and len(node.attributes[name].value) % 2 for name in _LISTS):  # which direction's is not told
+    if any(name in node.attributes for name in _PARAMETERS) or len(node.attributes.get_strings(_ACTIVATIONS, ())) % 2:
         return 0
     tensors = [constant_tensor(value) for value in found if value is not None]
     return sum(tensor.nbytes for tensor in tensors if tensor is not None and tensor.dtype in _FLOATS)
@@ -98,7 +99,7 @@ def _of_direction(model: ir.Model, node: ir.Node, position: int, value: ir.Value
 
 def _half(attribute: ir.Attr, number: int) -> ir.Attr:
     """An attribute of one direction."""
-    if attribute.name not in _LISTS:
+    if attribute.name != _ACTIVATIONS:
         return attribute
     half = len(attribute.value) // 2
     return ir.Attr(attribute.name, attribute.type, attribute.value[number * half : (number + 1) * half])

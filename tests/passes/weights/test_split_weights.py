@@ -12,6 +12,7 @@ from prefuse.compiler.ir.facts import infer_facts, tensor_type
 from prefuse.compiler.ir.verifier import verify_model
 from prefuse.compiler.pipeline import Context
 from prefuse.passes.weights.split_weights import SplitWeights
+from prefuse.passes.weights.split_weights.directions import weight_bytes
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.hardware.memory_limit import MemoryLimit
 from prefuse.runtime.plan import Launch, planned_bytes
@@ -261,3 +262,15 @@ def test_products_by_strassens_algorithm_stay_whole() -> None:
     assert not SplitWeights().run(model, context)
     assert [node.op_type for node in model.graph] == ["MatMul"]
     assert "would multiply by pieces of w" in str(context.remarks[0])
+
+
+@pytest.mark.parametrize(("parameters", "is_cut"), [("", True), (", activation_alpha=[0.3,0.2]", False)])
+def test_whose_an_activations_parameter_is_may_not_be_told(parameters: str, is_cut: bool) -> None:
+    """Lists of them have one for each activation that takes it, so that their middle is not between the directions."""
+    names = '["HardSigmoid","HardSigmoid","Tanh","Tanh"]'
+    model = ir.from_onnx_text(
+        f"""<ir_version: 8, opset_import: ["": 18]> main (float[6,2,3] x) => (float[6,2,2,4] y)
+        {{ y = GRU<hidden_size=4, direction="bidirectional", activations={names}{parameters}>(x, w, r) }}""",
+        initializers=[ir.tensor(np.zeros((2, 12, width), np.float32), name=name) for name, width in (("w", 3), ("r", 4))],
+    )
+    assert (weight_bytes(model.graph[0]) > 0) is is_cut
