@@ -46,7 +46,9 @@ class FuseRecurrent(Pass):
                 known.add(found)
         self._report(rejections, known, context)
         rewriter = Rewriter(model, Constants(model))
-        for chain in chains_of(known.steps.values()):
+        places = {output: place for place, node in enumerate(model.graph) for output in node.outputs}
+        chains = chains_of(known.steps.values())
+        for chain in sorted(chains, key=lambda chain: places[chain[0].hidden_out]):  # what makes a sequence before its readers
             for run in runs_of(chain, rewriter.place):
                 rewriter.rewrite(run)
         rewriter.finish()

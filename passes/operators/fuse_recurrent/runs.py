@@ -24,7 +24,7 @@ class Run:
 
 
 def chains_of(steps: Iterable[Step]) -> list[list[Step]]:
-    """Steps, each the next of the one before: it starts from its states, with the same weights. In the order of their first."""
+    """Steps, each the next of the one before: it starts from its states, with the same weights."""
     open_chains: dict[ir.Value, list[Step]] = {}
     chains = []
     for step in steps:

@@ -110,6 +110,27 @@ def test_layers_from_zero_states(cell: type[nn.Module]) -> None:
     assert operators.keys() <= {"GRU", "LSTM", "RNN", "Reshape", "Transpose", "Gather", "Identity"}
 
 
+class TwoStarts(nn.Module):
+    """Two layers, of which only the second is given a state: its first step is seen before the first layer's."""
+
+    def __init__(self, cell: type[nn.Module]) -> None:
+        super().__init__()
+        self.below, self.above = cell(INPUTS, HIDDEN), cell(HIDDEN, HIDDEN)
+
+    def forward(self, sequence: Tensor, *states: Tensor) -> tuple[Tensor]:
+        below, above = None, given(states)
+        for x in sequence:
+            below = self.below(x, below)
+            above = self.above(hidden(below), above)
+        return (hidden(above),)
+
+
+@pytest.mark.parametrize("cell", [nn.GRUCell, nn.LSTMCell])
+def test_a_layer_is_one_node_whichever_is_found_first(cell: type[nn.Module]) -> None:
+    operators = fused(TwoStarts(cell), torch.randn(4, 2, INPUTS), *states_of(cell, 2))
+    assert operators[cell.__name__.removesuffix("Cell")] == 2
+
+
 @pytest.mark.parametrize(("order", "nodes"), [([2, 1, 0], 1), ([0, 1, 4, 3], 2), ([0, 2], 2)])
 def test_order_of_steps(order: list[int], nodes: int) -> None:
     """Backwards is one node too; what is no run of neighbours is several."""
