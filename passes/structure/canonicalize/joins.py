@@ -1,15 +1,26 @@
-"""What is taken out of a Concat again: the piece that it comes from. Real and imaginary parts are stacked and taken apart so."""
+"""What is taken out of a Concat again: the piece that it comes from. Real and imaginary parts are stacked and taken apart so.
+
+And Concats and Splits of more parts than one kernel takes.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
 
 from ....compiler.ir.constants import scalar_constant
-from ....compiler.ir.matching import input_at, int_constants, producer_of, rank_of
+from ....compiler.ir.matching import input_at, int_constants, is_read, producer_of, rank_of, static_shape
 from ....compiler.ir.rewriter import operation
+from ....runtime.symbolic.shapes import equal
 from .scope import Replacement, Rule, Scope, becomes, spelled
+from .sequences import concatenate
 from .views import literal_target, reshape_to
+
+_MOST_PARTS = 256  # of one Concat or Split, whose kernel writes a loop for each
 
 
 def take_element(node: ir.Node, scope: Scope) -> Replacement | None:
@@ -63,4 +74,42 @@ def _pieces(value: ir.Value | None, axis: int) -> tuple[int, list[tuple[ir.Value
     return axis % rank, parts
 
 
-RULES: dict[str, tuple[Rule, ...]] = {"Gather": (take_element,), "Slice": (take_piece,)}
+def join_in_a_tree(node: ir.Node, scope: Scope) -> Replacement | None:
+    """Concat of more parts than one kernel joins."""
+    parts = [value for value in node.inputs if value is not None]
+    if not _are_many(parts, node.outputs[0], node):
+        return None
+    return spelled(*concatenate(parts, node.attributes.get_int("axis", 0)))
+
+
+def slice_each_part(node: ir.Node, scope: Scope) -> Replacement | None:
+    """Split into more parts than one kernel stores: a Slice for each that is read."""
+    value, axis = node.inputs[0], node.attributes.get_int("axis", 0)
+    if value is None or not _are_many(node.outputs, value, node):
+        return None
+    extents = [None if (shape := static_shape(part)) is None else shape[axis] for part in node.outputs]
+    if not all(isinstance(extent, int) for extent in extents):
+        return None
+    ends, name, cuts = list(accumulate(extents)), node.outputs[0].name, list[ir.Node | None]()
+    axes = scope.ints([axis], name)
+    for part, begin, end in zip(node.outputs, [0, *ends], ends, strict=False):
+        bounds = (scope.ints([place], name) for place in (begin, end))
+        cuts.append(operation("Slice", [value, *bounds, axes]) if is_read(part) else None)
+    outputs = tuple(None if cut is None else cut.outputs[0] for cut in cuts)
+    return Replacement(tuple(cut for cut in cuts if cut is not None), outputs)
+
+
+def _are_many(parts: Sequence[ir.Value], whole: ir.Value, node: ir.Node) -> bool:
+    """Whether parts are too many for a kernel, and not contiguous: those need none."""
+    dims = static_shape(whole)
+    if len(parts) <= _MOST_PARTS or not dims:
+        return False
+    return not equal(prod(dims[: node.attributes.get_int("axis", 0) % len(dims)]), 1)
+
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    "Concat": (join_in_a_tree,),
+    "Gather": (take_element,),
+    "Slice": (take_piece,),
+    "Split": (slice_each_part,),
+}

@@ -241,3 +241,14 @@ def test_nodes_of_a_branch_that_a_pass_has_made_get_names_of_their_own() -> None
     names = [node.name for node in model.graph]
     assert len(names) == len(set(names)) > 6
     assert {name for node in model.graph for name in original_names(node)} == {"w", "r", "y"}
+
+
+def test_more_parts_than_a_kernel_takes() -> None:
+    """Along an inner axis, where they are copied."""
+    names = [f"p{number}" for number in range(300)]
+    body = f"{', '.join(names)} = Split<axis=-1, num_outputs=300>(x) y = Concat<axis=1>({', '.join(reversed(names))})"
+    result = assert_resolved(f"main (float[2,600] x) => (float[2,600] y) {{ {body} }}")
+    assert max(len(node.inputs) for node in result.graph if node.op_type == "Concat") <= 256
+    outer = f"{', '.join(names)} = Split<num_outputs=300>(x) y = Concat<axis=0>({', '.join(reversed(names))})"
+    result, _ = compiled(read(f"main (float[600] x) => (float[600] y) {{ {outer} }}", 21))
+    assert [node.op_type for node in result.graph] == ["Split", "Concat"], "these are aliases"
