@@ -40,6 +40,8 @@ def obstacle(group: Group, target: Target) -> str:
     anchor = anchor_of(group)
     source = group.types[anchor.inputs[0]]
     is_mean = _MODES[anchor.attribute("mode", "linear")] != "nearest"
+    if source.dtype.startswith("complex"):
+        return "no complex numbers"
     if is_mean and "float" not in source.dtype and np.dtype(source.dtype).kind not in "iu":
         return f"no mean of {source.dtype}"
     return "the operand has no elements" if group.types[anchor.outputs[0]].elements and not source.elements else ""

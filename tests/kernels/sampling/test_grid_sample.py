@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from prefuse.kernels.registry import build_kernel
+from prefuse.runtime.plan import TensorType
 from prefuse.runtime.symbolic.sizes import Dim, Domain
 
 from ..harness import LEVELS, Case, check, check_in_turn, followed, operator, run, target_of
@@ -135,3 +138,10 @@ def test_one_element_is_its_own_reflection() -> None:
         for mode in ("linear", "nearest", "cubic")
     ]
     check(cases, target_of("avx2"))
+
+
+def test_complex_numbers_are_refused() -> None:
+    case = operator("GridSample", x := rng.standard_normal((1, 1, 2, 2), np.float32), x, mode="nearest", expected=[x])
+    types = dict(case.group.types) | {name: TensorType(x.shape, "complex64") for name in ("x0", "y0")}
+    refused = build_kernel(replace(case.group, types=types), target_of("avx2"))
+    assert refused == (("grid_sample", "no complex numbers"),)
