@@ -40,9 +40,19 @@ class Fold:
     combine: Combine
     map: Callable[[Expr, Expr, Expr], Expr] = lambda x, slot, offset: x
 
+    def combiner(self, builder: KernelBuilder) -> Combine:
+        """`combine`, of integers so that sums and products wrap around."""
+        if self.combine not in (add, multiply):
+            return self.combine
+        return partial(math.wrapping, self.combine, widest=builder.integer_bits)
+
 
 def add(a: Expr, b: Expr) -> Expr:
     return a + b
+
+
+def multiply(a: Expr, b: Expr) -> Expr:
+    return a * b
 
 
 def _abs(x: Expr, slot: Expr, offset: Expr) -> Expr:
@@ -61,7 +71,7 @@ _FOLDS = {
     "ReduceMax": _MAX,
     "ReduceMean": _SUM,
     "ReduceMin": _MIN,
-    "ReduceProd": Fold(1, lambda a, b: a * b),
+    "ReduceProd": Fold(1, multiply),
     "ReduceSum": _SUM,
     "ReduceSumSquare": _SQUARES,
 }
@@ -173,16 +183,18 @@ def fold_block(block: Block, source: Buffer, dtype: str, fold: Fold) -> Buffer:
     """The accumulators of a block, as a local array; row-wise ones are combined in slot 0."""
     builder = block.builder
     total = builder.local(block.slots, dtype)
+    combine = fold.combiner(builder)
     initial = tirx.const(_bounded(fold.initial, dtype), dtype)
     block.each_slot(lambda slot: builder.store(total, slot, initial))
 
     def update(slot: Expr, offset: Expr, number: Expr) -> None:
         x = source[offset]
-        element = builder.name(fold.map(x if str(source.dtype) == dtype else builder.name(tirx.Cast(dtype, x)), slot, offset))
-        builder.store(total, slot, fold.combine(total[slot], element))
+        x = x if str(source.dtype) == dtype else builder.name(tirx.Cast(dtype, x))
+        element = math.wrapping(lambda x: fold.map(x, slot, offset), x, widest=builder.integer_bits)
+        builder.store(total, slot, combine(total[slot], builder.name(element)))
 
     block.walk(update)
-    block.bring_together(total, fold.combine)
+    block.bring_together(total, combine)
     return total
 
 

@@ -16,13 +16,13 @@ from ..expressions import math
 from ..groups.group import Group, Op
 from ..template.loops import accumulator_type
 from ..template.values import PART
-from .reduction import Fold, add
+from .reduction import Fold, add, multiply
 
 EXP = "ExpNonpositive"  # e**x of x <= 0
 FOLDS: dict[str, Fold] = {
     "FoldMax": Fold(-np.inf, math.maximum),
     "FoldMin": Fold(np.inf, math.minimum),
-    "FoldProd": Fold(1, lambda a, b: a * b),
+    "FoldProd": Fold(1, multiply),
     "FoldSum": Fold(0, add),
 }
 _OPSET = 23

@@ -226,7 +226,7 @@ class RowLoops:
     def end_loop(self, across: Block, targets: list[str], folds: list[Op], totals: list[Buffer]) -> None:
         """Bring the accumulators of each reduction together, and let what the loop has computed be read."""
         for op, total in zip(folds, totals, strict=True):
-            across.bring_together(total, FOLDS[op.op_type].combine)
+            across.bring_together(total, FOLDS[op.op_type].combiner(self.builder))
             self.given[op.outputs[0]] = _element_of(total)
         self.given.update({name: self._reader(name) for name in targets if name in self.places})
 
@@ -251,7 +251,7 @@ class RowLoops:
             values.given[name] = _known(value)
         for op, total in zip(folds, totals, strict=True):
             x = self.builder.name(read(op.inputs[0]))
-            self.builder.store(total, slot, FOLDS[op.op_type].combine(total[slot], x))
+            self.builder.store(total, slot, FOLDS[op.op_type].combiner(self.builder)(total[slot], x))
 
     def _reader(self, name: str) -> Reader:
         """Reads a stored element value in a later loop."""

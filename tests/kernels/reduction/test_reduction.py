@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+import prefuse
 import pytest
 
 from ..harness import LEVELS, Case, check_in_turn, followed, operator
@@ -119,3 +121,21 @@ def test_with_followers(level: str) -> None:
         reduction(name, shape, axes, keepdims=keep) for name in ("Mean", "LogSumExp") for shape, axes in SHAPES for keep in (0, 1)
     ]
     check_in_turn([followed(case) for case in cases], level)
+
+
+@pytest.mark.parametrize(
+    ("body", "numbers"),
+    [
+        ("s = ReduceSumSquare<keepdims=0>(x, axes)", (46341, 0)),
+        ("s = ReduceL1<keepdims=0>(x, axes)", (-(2**31), 0)),
+        ("m = Mul(x, x) s = ReduceSum<keepdims=0>(m, axes)", (46341, 1)),
+    ],
+)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_is_too_large_wraps_around(body: str, numbers: tuple[int, int], axis: int) -> None:
+    """LLVM took sums of squares for positive, and what is compared with them for known."""
+    shape = (2, 1) if axis == 0 else (1, 2)
+    text = f"""<ir_version: 10, opset_import: ["": 21]> main (int32[{shape[0]},{shape[1]}] x) => (bool[1] y)
+        <int64[1] axes = {{{axis}}}, int32 zero = {{0}}> {{ {body} y = Less(s, zero) }}"""
+    net = prefuse.compile(ir.from_onnx_text(text), cache=False, threads=1)
+    assert np.asarray(net(np.array(numbers, np.int32).reshape(shape))).tolist() == [True]
