@@ -127,7 +127,8 @@ def _sample_volume(input: Any, grid: Any, interpolation_mode: int, padding_mode:
 
 def _resampled(mode: str) -> Translation:
     """Images of given sizes, or of the whole numbers below `scale_factors` times their sizes. Where their corners are aligned,
-    torch takes the quotient of the sizes for the scale, not what was given."""
+    torch takes the quotient of the sizes for the scale, not what was given. An only pixel is in the middle, as by half_pixel,
+    whereas ONNX's pytorch_half_pixel puts it at the beginning."""
 
     def translated(input: Any, output_size: Any, align_corners: bool, scale_factors: Sequence[float] | None) -> Any:
         import onnx_ir as ir
@@ -135,7 +136,7 @@ def _resampled(mode: str) -> Translation:
 
         how: dict[str, Any] = {
             "mode": mode,
-            "coordinate_transformation_mode": "align_corners" if align_corners else "pytorch_half_pixel",
+            "coordinate_transformation_mode": "align_corners" if align_corners else "half_pixel",
         }
         how |= {"cubic_coeff_a": -0.75} if mode == "cubic" else {}
         if scale_factors is not None and not align_corners:

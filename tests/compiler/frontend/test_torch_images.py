@@ -21,6 +21,14 @@ def test_resampling_by_fractions(mode: str, aligned: bool) -> None:
     check(lambda x: functional.interpolate(x, size=SIZES[mode][::-1], mode=mode, align_corners=aligned), x)
 
 
+@pytest.mark.parametrize("mode", SIZES)
+def test_resampling_to_one_pixel(mode: str) -> None:
+    """It is in the middle, as all others are; by ONNX's pytorch_half_pixel it was the first one."""
+    x = torch.randn(1, 2, *[4] * len(SIZES[mode]))
+    check(lambda x: functional.interpolate(x, size=[1] * (x.ndim - 2), mode=mode, align_corners=False), x)
+    check(lambda x: functional.interpolate(x, scale_factor=0.25, mode=mode, align_corners=False), x)
+
+
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 def test_volumes_at_places(mode: str, padding: str) -> None:
