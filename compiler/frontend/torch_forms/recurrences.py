@@ -63,7 +63,7 @@ def rnn(activation: str) -> Callable[..., Any]:
                 direction="bidirectional" if bidirectional else "forward",
                 hidden_size=int(hidden),
             )
-            rows = op.Reshape(op.Transpose(rows, perm=[0, 2, 1, 3]), [0, 0, -1])
+            rows = op.Reshape(op.Transpose(rows, perm=[0, 2, 1, 3]), [0, 0, directions * int(hidden)])
             states.append(last)
         outputs = op.Transpose(rows, perm=[1, 0, 2]) if batch_first else rows
         return outputs, op.Concat(*states, axis=0) if len(states) > 1 else states[0]
