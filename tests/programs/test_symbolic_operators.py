@@ -159,6 +159,18 @@ def test_one_program_serves_all_sizes(name: str) -> None:
         assert_right(net, model, inputs_of(model, n, m))
 
 
+def test_a_slice_backwards_from_in_front_of_the_beginning() -> None:
+    """It starts at the first row, as ONNX's text says; onnx.reference finds nothing."""
+    constants = (("start", -1000), ("end", -(2**63) + 1), ("axes", 0), ("step", -1))
+    lines = " ".join(f"{name} = Constant <value_ints = [{number}]> ()" for name, number in constants)
+    body = f"{lines} z = Slice(x, start, end, axes, step) y = Neg(z)"
+    model = model_of(f"<{OPSET}> main (float[N,3] x) => (float[1,3] y) {{ {body} }}")
+    net = compiled(model, dims={"N": (2, 9)})
+    for rows in (2, 9):
+        x = np.random.default_rng(rows).standard_normal((rows, 3), np.float32)
+        np.testing.assert_array_equal(np.asarray(net(x)), -x[:1])
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -199,7 +199,10 @@ def _slice(question: Question) -> list[Sizes]:
 def _sliced(extent: SizeLike, start: SizeLike, end: SizeLike, step: int) -> SizeLike:
     """Elements of a Slice along one axis, by ONNX's rules: negative places count from the end, and all are clamped."""
     if step < 0:
-        first, last = (minimum_of(maximum_of(place + extent if place < 0 else place, -1), extent - 1) for place in (start, end))
+        first, last = (
+            minimum_of(maximum_of(place + extent if place < 0 else place, least), extent - 1)
+            for place, least in ((start, 0), (end, -1))
+        )
         return maximum_of(-((last - first) // -step), 0)
     first, last = (minimum_of(maximum_of(place + extent if place < 0 else place, 0), extent) for place in (start, end))
     return maximum_of(-(-(last - first) // step), 0)
