@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, product
+from itertools import accumulate, islice, product
 from math import prod
 
 import numpy as np
@@ -239,7 +239,8 @@ def _pad(group: Group, op: Op) -> Regions:
         return {op.outputs[0]: _constant_pad(op, shape, out, before, fill)}
     if any(isinstance(number, Size) for number in pads):
         raise _UnknownOperandError("lengths of what is repeated")
-    segments = [list(_segments(mode, n, b, b + n + a)) for n, b, a in zip(shape, before, after, strict=True)]
+    runs = [_segments(mode, n, b, b + n + a) for n, b, a in zip(shape, before, after, strict=True)]
+    segments = [list(islice(run, _MAX_REGIONS + 1)) for run in runs]
     if prod(map(len, segments)) > _MAX_REGIONS:
         raise _UnknownOperandError("many segments")
     regions = []
@@ -302,8 +303,9 @@ def _segments_of_size(
     mode: str, extent: Size, before: int, after: SizeLike
 ) -> Iterator[tuple[SizeLike, SizeLike, SizeLike, int]]:
     """The same of a dimension that a call decides, where all that is before and behind it comes from it once."""
-    most = least_of(extent) - (mode == "reflect")
-    if not isinstance(after, int) or min(before, after) < 0 or (mode != "edge" and max(before, after) > most):
+    needed = max(before, after) if isinstance(after, int) else 0
+    needed = min(needed, 1) if mode == "edge" else needed + (mode == "reflect" and needed > 0)
+    if not isinstance(after, int) or min(before, after) < 0 or needed > least_of(extent):
         raise _UnknownOperandError("lengths of what is repeated")
     left, right, step = {"edge": (0, extent - 1, 0), "wrap": (extent - before, 0, 1)}.get(mode, (before, extent - 2, -1))
     for position, length, first, each in ((0, before, left, step), (before, extent, 0, 1), (before + extent, after, right, step)):

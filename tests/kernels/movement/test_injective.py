@@ -6,8 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from prefuse.kernels.groups.group import Group, Op
+from prefuse.kernels.movement.injective import plan
+from prefuse.kernels.template.contract import Candidate, Refusal
+from prefuse.runtime.plan import TensorType
+from prefuse.runtime.symbolic.sizes import Dim, Domain, SizeLike
 
-from ..harness import LEVELS, Case, check_in_turn, operator, with_followers
+from ..harness import LEVELS, OPSET, Case, check_in_turn, operator, target_of, with_followers
 
 rng = np.random.default_rng(0)
 
@@ -92,3 +97,24 @@ def test_alone(make: Callable[[], list[Case]], level: str) -> None:
 @pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
 def test_with_followers(make: Callable[[], list[Case]], level: str) -> None:
     check_in_turn(with_followers(make()), level)
+
+
+def padded(mode: str, extent: SizeLike, result: SizeLike, pads: tuple[int, int]) -> Group:
+    shapes = {"x": ((extent,), "float32"), "p": ((2,), "int64"), "y": ((result,), "float32")}
+    types = {name: TensorType(*kind) for name, kind in shapes.items()}
+    op = Op("Pad", ("x", "p"), ("y",), {"mode": mode}, OPSET)
+    return Group((op,), ("x", "p"), ("y",), types, constants=frozenset(["p"]), literals={"p": i64(*pads)})
+
+
+def test_of_too_many_segments_none_is_made() -> None:
+    assert "many segments" in str(plan(padded("wrap", 1, 1 + 2**30, (0, 2**30)), target_of("avx2")))
+
+
+@pytest.mark.parametrize(("mode", "pads", "least"), [("edge", 3, 1), ("wrap", 3, 3), ("reflect", 3, 4), ("reflect", 0, 0)])
+def test_what_is_repeated_of_any_number_of_elements_is_there(mode: str, pads: int, least: int) -> None:
+    """The edge of a dimension that may be empty was read in front of it."""
+    for fewest in (least - 1, least):
+        if fewest >= 0:
+            extent = Domain((Dim("N", fewest, 9),), {"N": 5}).size("N")
+            found = plan(padded(mode, extent, extent + 2 * pads, (pads, pads)), target_of("avx2"))
+            assert isinstance(found, Candidate if fewest >= least else Refusal)
