@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -47,6 +48,7 @@ class Container:
 
 Structure = Leaf | Constant | Container
 
+_FACTORY = "<default factory>"  # the last key of a defaultdict
 LEAF, COMPLEX = Leaf(), Leaf(is_complex=True)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum)
 
@@ -94,7 +96,14 @@ def _flatten(value: object, where: str, leaves: list[Tensor]) -> Structure:
         keys = tuple(value)
         if not all(isinstance(key, (str, int)) for key in keys):
             raise InputError(where, f"a dictionary has the keys {list(keys)}", "use str or int keys")
-        return Container(type(value), keys, tuple(_flatten(value[key], f"{where}[{key!r}]", leaves) for key in keys))
+        if not _is_plain_mapping(type(value)):
+            what = f"{type(value).__module__}.{type(value).__qualname__} is a dictionary that may not be made of its items again"
+            raise InputError(where, what, "pass and return a dict of its items")
+        children = tuple(_flatten(value[key], f"{where}[{key!r}]", leaves) for key in keys)
+        if isinstance(value, defaultdict):
+            factory = Constant(value.default_factory, f"factory:{value.default_factory!r}")
+            return Container(defaultdict, (*keys, _FACTORY), (*children, factory))
+        return Container(type(value), keys, children)
     if isinstance(value, (tuple, list)):
         children = tuple(_flatten(item, f"{where}[{index}]", leaves) for index, item in enumerate(value))
         return Container(type(value), None, children)
@@ -127,6 +136,11 @@ def _complex_of(parts: Any) -> object:
 
 def _flatten_attributes(value: object, names: tuple[str, ...], where: str, leaves: list[Tensor]) -> Container:
     return Container(type(value), names, tuple(_flatten(getattr(value, name), f"{where}.{name}", leaves) for name in names))
+
+
+def _is_plain_mapping(kind: type) -> bool:
+    """Whether a class of dictionaries is made as dict is: Counter would count the pairs."""
+    return kind is defaultdict or next(base for base in kind.__mro__ if "__init__" in vars(base)) in (dict, OrderedDict)
 
 
 def _is_plain_object(value: object) -> bool:
@@ -195,8 +209,14 @@ def _named_maker(
         vars(made).update(named(row))
         return made
 
+    def with_default(row: Iterator[object]) -> object:
+        items = named(row)
+        return defaultdict(items.pop(_FACTORY), items)
+
     if dataclasses.is_dataclass(kind):
         return lambda row: kind(**named(row))
+    if kind is defaultdict:
+        return with_default
     if issubclass(kind, dict):
         return named if kind is dict else lambda row: kind(named(row).items())
     return plain

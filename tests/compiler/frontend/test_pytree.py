@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections import OrderedDict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +57,36 @@ def test_mappings_keep_their_class_and_order() -> None:
     again = unflatten(structure, leaves)
     assert type(again) is OrderedDict
     assert list(again) == ["b", "a"]
+
+
+@pytest.mark.parametrize("factory", [None, list])
+def test_defaults_of_mappings_stay(factory: type | None) -> None:
+    structure, leaves = flatten(defaultdict(factory, a=np.ones(1), b=[np.zeros(2)]))
+    again = unflatten(structure, leaves)
+    assert type(again) is defaultdict
+    assert again.default_factory is factory
+    assert list(again) == ["a", "b"]
+    assert list(leaf_paths(structure)) == ["a", "b_0"]
+    assert flatten(again)[0] == structure
+
+
+class Named(dict):  # type: ignore[type-arg]
+    """A mapping made as dict is."""
+
+
+class Prefixed(dict):  # type: ignore[type-arg]
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self.prefix = prefix
+
+
+def test_mappings_that_are_made_otherwise_are_refused() -> None:
+    """A Counter of pairs would count them."""
+    structure, leaves = flatten(Named(a=np.ones(1)))
+    assert type(unflatten(structure, leaves)) is Named
+    for value in (Counter("ab"), Prefixed("x"), type("Defaults", (defaultdict,), {})(list)):
+        with pytest.raises(InputError, match="may not be made of its items again"):
+            flatten(value)
 
 
 class Cache:
