@@ -150,6 +150,7 @@ def _solve_triangular(a: Any, b: Any, upper: bool, left: bool = True, unitriangu
     if not left:
         return _turned(_solve_triangular(_turned(a), _turned(b), not upper, True, unitriangular), len(b.shape))
     n = _rows_of(a)
+    a, b = _broadcast(a, b) if unitriangular else (a, b)  # else quotients have all dimensions of the batch
     rest, found = b, []
     for step in range(n):
         k = n - 1 - step if upper else step

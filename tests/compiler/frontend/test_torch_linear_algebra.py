@@ -66,6 +66,11 @@ SYSTEMS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         (TRIANGLE, B.mT.contiguous()),
     ),
     "ones on the diagonal": (lambda a, b: linalg.solve_triangular(a, b, upper=True, unitriangular=True), (A, B)),
+    "ones on one diagonal for all": (
+        lambda a, b: linalg.solve_triangular(a, b, upper=False, unitriangular=True),
+        (A[0], B),
+    ),
+    "one right side of ones": (lambda a, b: linalg.solve_triangular(a, b, upper=True, unitriangular=True), (A, B[0])),
     "one triangle for all": (lambda a, b: linalg.solve_triangular(a, b, upper=True), (TRIANGLE[0], B)),
     "cholesky_solve": (lambda factor, b: torch.cholesky_solve(b, factor), (FACTOR, B)),
     "upper cholesky_solve": (lambda factor, b: torch.cholesky_solve(b, factor, upper=True), (FACTOR.mT.contiguous(), B)),
