@@ -116,7 +116,7 @@ def is_all_finite(call: Call) -> Results:
             faults = found if faults is None else call.op("Max", faults, found)
     if faults is None:
         raise RefusedNodeError("tests nothing")
-    return (call.op("Equal", faults, call.like(faults, 0)),)
+    return (call.op("Less", faults, call.like(faults, 1)),)  # of nothing the greatest is the least integer
 
 
 def relative_position_bias(call: Call) -> Results:

@@ -211,6 +211,7 @@ def test_tensors() -> None:
     for number, expected in ((1.0, True), (math.inf, False), (math.nan, False)):
         check(Case("IsAllFinite", [floats(3), np.array([[1, number]], np.float32)]), [np.array(expected)])
     check(Case("IsAllFinite", [np.array([math.inf], np.float32)], {"isnan_only": 1}), [np.array(True)])
+    check(Case("IsAllFinite", [np.zeros((0, 3), np.float32)]), [np.array(True)])
 
 
 def bucket(distance: int, is_bidirectional: bool, buckets: int, furthest: int) -> int:
