@@ -18,6 +18,12 @@ def integers() -> dict[Any, Translation]:
         aten.floor.default: _whole("Floor"),
         aten.round.default: _whole("Round"),
         aten.trunc.default: _truncated,
+        aten.bitwise_left_shift.Tensor: _shifted("LEFT"),
+        aten.bitwise_left_shift.Tensor_Scalar: _shifted("LEFT"),
+        aten.__lshift__.Scalar: _shifted("LEFT"),
+        aten.bitwise_right_shift.Tensor: _shifted("RIGHT"),
+        aten.bitwise_right_shift.Tensor_Scalar: _shifted("RIGHT"),
+        aten.__rshift__.Scalar: _shifted("RIGHT"),
         aten.pow.Tensor_Tensor: _power,
         aten.pow.Tensor_Scalar: _power_of_number,
         aten.pow.Scalar: _number_to_power,
@@ -40,6 +46,22 @@ def _truncated(self: Any) -> Any:
     from onnxscript.onnx_opset import opset18 as op
 
     return op.Identity(self) if _is_integer(self) else op.Mul(op.Floor(op.Abs(self)), op.Sign(self))
+
+
+def _shifted(direction: str) -> Translation:
+    """Bits moved; of numbers without a sign, of which torch's exporter makes some with one, by ONNX's own operator."""
+
+    def translated(self: Any, other: Any) -> Any:
+        import onnx_ir as ir
+        from onnxscript.function_libs.torch_lib.ops import core
+        from onnxscript.onnx_opset import opset18 as op
+
+        amount = op.Constant(value=ir.tensor(other, self.dtype)) if isinstance(other, int) else other
+        if self.dtype.name.startswith("UINT"):
+            return op.BitShift(self, amount, direction=direction)
+        return (core.aten_bitwise_left_shift if direction == "LEFT" else core.aten_bitwise_right_shift)(self, amount)
+
+    return translated
 
 
 def _power(self: Any, exponent: Any) -> Any:

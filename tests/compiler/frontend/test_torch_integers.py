@@ -71,3 +71,16 @@ def test_the_last_result_has_the_type_that_torch_gives_it(dtype: torch.dtype) ->
 def test_tails_of_integers_are_real() -> None:
     x = torch.arange(-5, 6)
     check(lambda x: (torch.special.erfcx(x), torch.special.log_ndtr(x)), x, tolerance=3e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+def test_shifts_keep_their_type(dtype: torch.dtype) -> None:
+    """Of uint8 the exporter made int8; halves of bytes are numbers of 4 bits."""
+    x = torch.tensor([0x12, 0x7F, 0xF0, 0x80, 0xFF]).to(dtype)
+
+    def shifted(x: Tensor, by: Tensor) -> tuple[Tensor, ...]:
+        low, high = x & 15, (x >> 4) & 15
+        halves = torch.stack([low, x >> 4], -1), high.float() - 8, torch.bitwise_right_shift(x, by)
+        return *halves, x << 1, torch.bitwise_left_shift(x, by)
+
+    check(shifted, x, torch.tensor([0, 1, 2, 3, 7]).to(dtype))
