@@ -22,13 +22,15 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .compiler.api import compile_model
+from .compiler.frontend.autocast import autocast_types
 from .compiler.frontend.dynamo_graphs import Form, form_of, without_grad_modes
 from .runtime.errors import CompileError, DeviceError, InputError, MemoryLimitError, OptionError
 
 if TYPE_CHECKING:
     from .compiler.programs.specialize import SpecializedModel
 
-_Mode = tuple[bool, bool, bool]  # whether gradients are on, whether inference mode is, and whether an argument needs gradients
+# Whether gradients are on, whether inference mode is, whether an argument needs gradients, and what autocast computes in.
+_Mode = tuple[bool, bool, bool, tuple[str, ...]]
 _Key = tuple[_Mode, tuple[int, ...], tuple[object, ...]]  # of a program: weights by their identity, and numbers
 _NAMED = ("target", "precision", "calibration", "name", "cache", "progress")
 _MOST_PROGRAMS = 64  # of one graph, for the weights of several modules of one class
@@ -91,12 +93,12 @@ class DynamoGraph:
         return cast("Sequence[object]", self._graph(*args))
 
     def _mode(self, args: Sequence[object]) -> _Mode:
-        """What decides whether results need gradients."""
+        """What decides whether results need gradients, and their types."""
         is_on = torch.is_grad_enabled()
         needs = (is_on or self._traced is not self._graph) and any(
             isinstance(value, torch.Tensor) and value.requires_grad for value in args
         )
-        return is_on, torch.is_inference_mode_enabled(), needs
+        return is_on, torch.is_inference_mode_enabled(), needs, autocast_types()
 
     def _run(self, args: Sequence[object], mode: _Mode) -> Sequence[object]:
         with self._lock:

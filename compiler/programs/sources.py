@@ -13,6 +13,7 @@ import numpy as np
 from ...runtime.errors import CompileError, InputError, UnsupportedModelError
 from ...runtime.interchange import as_array, misplaced, number_array
 from ...runtime.signature import in_order, unpacked
+from ..frontend.autocast import autocast_types
 from ..frontend.pytree import LEAF, Structure, Tensor, flatten, from_json, is_tensor, to_json
 from .builder import Builder, BuildStages
 from .digest import model_digest
@@ -57,7 +58,7 @@ class ModuleSource:
         except TypeError as error:
             raise InputError("inputs", str(error), f"forward takes {self._parameters}") from None
         structure, tensors = flatten((bound.args, bound.kwargs))
-        return Call(structure, tuple(map(_tensor_key, tensors)), tensors)
+        return Call(structure, tuple(map(_tensor_key, tensors)), tensors, autocast=autocast_types())
 
     def compile(self, call: Call) -> Specialization:
         with self._builder.reporting():
@@ -69,7 +70,7 @@ class ModuleSource:
     def _compile(self, call: Call, fingerprint: str | None) -> Specialization:
         key = self._key(call, fingerprint)
         noted = self._recall(key)
-        family = self._families.setdefault(family_key(call.structure, call.types), ModuleFamily())
+        family = self._families.setdefault((family_key(call.structure, call.types), call.autocast), ModuleFamily())
         if noted is None and (graph := self._sized_graph(call, family, fingerprint)) is not None:
             try:
                 return self._specialized(call, key, graph)

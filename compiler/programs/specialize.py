@@ -21,6 +21,7 @@ from ...runtime.program_set.program_set_file import save_set
 from ...runtime.staged.staged import StagedPort
 from ...runtime.staged.staged_model import StagedModel
 from ...runtime.states import States
+from ..frontend.autocast import autocast_types
 from ..frontend.pytree import LEAF, Structure, Tensor, is_tensor, unflattener
 
 _CAPACITY = 16  # specialisations kept in memory
@@ -34,18 +35,21 @@ TensorKey = tuple[tuple[int, ...], str]  # shape and element type
 class Call:
     """The inputs of one call: their structure, their types, and the tensors themselves in the order of the program's inputs.
 
-    `values` are the bytes of the inputs that the program is made for, which it does not take.
+    `values` are the bytes of the inputs that the program is made for, which it does not take; `autocast` are the types that torch
+    computes in where the call is.
     """
 
     structure: Structure
     types: tuple[TensorKey, ...]
     tensors: Sequence[Tensor]
     values: tuple[bytes, ...] = ()
+    autocast: tuple[str, ...] = ()
 
     @property
     def signature(self) -> Hashable:
         """What a specialisation depends on."""
-        return self.structure, self.types, self.values
+        found = self.structure, self.types, self.values
+        return (*found, self.autocast) if self.autocast else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +219,7 @@ class SpecializedModel(Shared):
         """What a file of the model holds. Raises OptionError where calls differ in more than their sizes."""
         with self._lock:
             calls = [entry.call for entry in self._entries.values()]
-        if len({call.structure for call in calls}) > 1 or len({call.values for call in calls}) > 1:
+        if len({call.structure for call in calls}) > 1 or len({(call.values, call.autocast) for call in calls}) > 1:
             raise OptionError("save", DIFFERENT_CALLS, "save each program for itself: net.specialize(...).save(path)")
         return self._ready()
 
@@ -334,14 +338,14 @@ class SpecializedContext:
 
 
 def _key(values: Sequence[object], named: Mapping[str, object]) -> Hashable:
-    """What is seen of a call with tensors alone: their types, and the names of those given by name; None for other calls."""
+    """What is seen of a call with tensors alone: their types, autocast's, and the names of some; None for other calls."""
     types: list[object] = []
     for value in values:
         if not is_tensor(value):
             return None
         types.append(value.shape)
         types.append(value.dtype)
-    return (tuple(types), tuple(named)) if types else None
+    return (tuple(types), tuple(named), autocast_types()) if types else None
 
 
 def _places(tensors: Sequence[object], values: Sequence[object], positional: int) -> tuple[int, ...] | None:

@@ -150,6 +150,20 @@ def test_a_module_is_compiled_once_a_signature(cache: Path) -> None:
     assert net.specialize(x, times=1) is not net.specialize(x, times=True)
 
 
+def test_a_module_computes_under_autocast_where_it_is_called(cache: Path) -> None:
+    """The types of the first call were those of all calls, also of those of another process."""
+    x = torch.randn(3, 4)
+    for _ in range(2):
+        net = prefuse.compile(torch.nn.Linear(4, 5), cache=cache)
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                inside = net(x)
+            outside = net(x)
+            assert isinstance(inside, torch.Tensor)
+            assert isinstance(outside, torch.Tensor)
+            assert (inside.dtype, outside.dtype) == (torch.bfloat16, torch.float32)
+
+
 def test_numpy_in_numpy_out_for_a_module(cache: Path) -> None:
     net = prefuse.compile(Scaled(), cache=cache)
     x, _ = arrays()

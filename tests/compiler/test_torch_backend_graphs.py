@@ -327,3 +327,13 @@ def test_threads_make_one_program() -> None:
         thread.join()
     assert len(graph._programs) == 3
     assert module is not None
+
+
+def test_types_of_autocast() -> None:
+    graph, args = traced(nn.functional.linear, torch.randn(3, 16), torch.randn(4, 16))
+    fast = compile_graph(graph, args)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            (inside,) = fast(*args)
+        (outside,) = fast(*args)
+        assert [torch.as_tensor(made).dtype for made in (inside, outside)] == [torch.bfloat16, torch.float32]
