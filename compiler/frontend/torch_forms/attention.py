@@ -22,17 +22,25 @@ def attention(
     A mask [..., L, S] of booleans says which keys a query sees, one of numbers is added; without any key a result is 0.
     Nothing is dropped: programs do not train.
     """
+    import onnx_ir as ir
     from onnxscript.function_libs.torch_lib.ops.nn import aten_scaled_dot_product_attention
     from onnxscript.onnx_opset import opset18 as op
 
     ranks = [len(operand.shape) for operand in (query, key, value)]
-    if set(ranks) == {4} and attn_mask is None:
+    is_narrow = query.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    wide = ir.DataType.DOUBLE if query.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    has_form = not is_narrow and (scale is None or (scale > 0 and wide == ir.DataType.FLOAT))  # the exporter takes its root
+    if set(ranks) == {4} and attn_mask is None and has_form:
         return aten_scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
     if enable_gqa and query.shape[-3] != key.shape[-3]:
         key, value = (_repeated(operand, rank, query) for operand, rank in zip((key, value), ranks[1:], strict=True))
     turned = op.Transpose(key, perm=[*range(ranks[1] - 2), ranks[1] - 1, ranks[1] - 2])
-    root = _float(scale) if scale is not None else op.Reciprocal(op.Sqrt(op.Cast(_extent(query, ranks[0], -1), to=1)))
-    scores = op.MatMul(op.Mul(query, op.CastLike(root, query)), turned)
+    if scale is None:
+        root = op.Reciprocal(op.Sqrt(op.Cast(_extent(query, ranks[0], -1), to=wide)))
+    else:
+        root = op.Constant(value=ir.tensor(float(scale), wide))
+    scaled = op.Mul(op.Cast(query, to=wide) if is_narrow else query, root)  # most scales are 0.2% off in a narrow type
+    scores = op.MatMul(op.CastLike(scaled, query) if is_narrow else scaled, turned)
     if is_causal:
         rows, columns = _extent(query, ranks[0], -2), _extent(key, ranks[1], -2)
         hidden = op.Expand(_float(float("-inf")), op.Concat(rows, columns, axis=0))

@@ -63,3 +63,17 @@ def test_any_number_of_sequences() -> None:
     for batch, length in ((1, 2), (6, 40), (3, 17)):
         x = torch.randn(batch, 3, length, 2, 16)
         torch.testing.assert_close(net(x, x, x), module(x, x, x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}, {"scale": -0.3}])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_scales_of_narrow_numbers_are_wide(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    """1 / sqrt(80) is 0.3% off in bfloat16; the root of a negative one is no number."""
+    generator = torch.Generator().manual_seed(3)
+    inputs = [(3 * torch.randn(1, 2, 24, 80, generator=generator)).to(dtype) for _ in range(3)]
+    module = Attended(**options).eval()
+    net = prefuse.compile(module, inputs, cache=False, threads=2)
+    exact = module(*(one.double() for one in inputs))
+    errors = [(made.double() - exact).abs().mean() for made in (net(*inputs), module(*inputs))]
+    assert errors[0] <= (8 if dtype == torch.float16 else 1.6) * errors[1] + 1e-6  # scores are rounded to it, too
+    assert net.report().count("attention: 1 launches") == 1
