@@ -11,7 +11,9 @@ from .gamma import gamma_functions
 from .images import images
 from .integers import integers
 from .linear_algebra import linear_algebra
-from .logarithms import log_of_sum, logarithms, scaled_tail
+from .logarithms import logarithms
+from .normal import of_normal
+from .numbers import beside_doubles, number
 from .plane import of_plane
 from .quotients import quotients
 from .recurrences import rnn
@@ -36,7 +38,6 @@ def translations() -> dict[Operator, Translation]:
     found: dict[Operator, Translation] = {
         aten.roll.default: _roll,
         aten.rsub.Scalar: _rsub,
-        aten.erfinv.default: _erfinv,
         aten._cdist_forward.default: _cdist,
         aten.heaviside.default: _heaviside,
         aten._grouped_mm.default: _grouped_mm,
@@ -50,7 +51,9 @@ def translations() -> dict[Operator, Translation]:
         **gamma_functions(),
         **integers(),
         **linear_algebra(),
+        **beside_doubles(),
         **logarithms(),
+        **of_normal(),
         **of_plane(),
         **quotients(),
         **reductions(),
@@ -59,8 +62,6 @@ def translations() -> dict[Operator, Translation]:
         **searches(),
         **stacks(),
         torch.ops.prims.view_of.default: _itself,
-        aten.special_erfcx.default: _scaled_tail,
-        aten.special_log_ndtr.default: _log_of_normal,
         aten.scaled_dot_product_attention.default: attention,
         aten._native_batch_norm_legit_functional.default: _batch_norm,
         aten._native_batch_norm_legit.no_stats: _batch_norm_without_running,
@@ -90,87 +91,8 @@ def _rsub(self: Any, other: Any, alpha: Any = 1) -> Any:
 
     if (isinstance(other, float) or isinstance(alpha, float)) and not self.dtype.is_floating_point():
         self = op.Cast(self, to=ir.DataType.FLOAT)
-    scaled = self if alpha == 1 else op.Mul(self, op.CastLike(alpha, self))
-    return op.Sub(op.CastLike(other, self), scaled)
-
-
-# M. Giles, "Approximating the erfinv function", GPU Computing Gems, 2011: the single precision polynomials, from the highest
-# power down. The first is for the middle, in w - 2.5, the second for the tails, in sqrt(w) - 3.
-_ERFINV_MIDDLE = (
-    2.81022636e-08,
-    3.43273939e-07,
-    -3.5233877e-06,
-    -4.39150654e-06,
-    0.00021858087,
-    -0.00125372503,
-    -0.00417768164,
-    0.246640727,
-    1.50140941,
-)
-_ERFINV_TAIL = (
-    -0.000200214257,
-    0.000100950558,
-    0.00134934322,
-    -0.00367342844,
-    0.00573950773,
-    -0.0076224613,
-    0.00943887047,
-    1.00167406,
-    2.83297682,
-)
-
-
-def _erfinv(self: Any) -> Any:
-    """The inverse of the error function: infinite at -1 and 1, NaN beyond; to a few units in the last place of float32."""
-    import onnx_ir as ir
-    from onnxscript.onnx_opset import opset18 as op
-
-    x = op.Cast(self, to=ir.DataType.FLOAT)
-    w = op.Neg(op.Log(op.Mul(op.Sub(1.0, x), op.Add(1.0, x))))
-
-    def polynomial(coefficients: tuple[float, ...], at: Any) -> Any:
-        value = op.Constant(value_float=coefficients[0])
-        for coefficient in coefficients[1:]:
-            value = op.Add(op.Mul(value, at), coefficient)
-        return value
-
-    middle = polynomial(_ERFINV_MIDDLE, op.Sub(w, 2.5))
-    tail = polynomial(_ERFINV_TAIL, op.Sub(op.Sqrt(op.Max(w, 5.0)), 3.0))
-    scale = op.Where(op.Less(w, 5.0), middle, tail)
-    infinite = op.Mul(x, op.Constant(value_float=float("inf")))
-    return op.CastLike(op.Where(op.Equal(op.Abs(x), 1.0), infinite, op.Mul(scale, x)), self)
-
-
-def _scaled_tail(self: Any) -> Any:
-    """erfc(x) exp(x^2), where the factors alone are 0 and infinite, too."""
-    import onnx_ir as ir
-    from onnxscript.onnx_opset import opset18 as op
-
-    x = op.Cast(self, to=ir.DataType.FLOAT)
-    tail = scaled_tail(op.Abs(x))
-    value = op.Where(op.Less(x, 0.0), op.Sub(op.Mul(op.Exp(op.Mul(x, x)), 2.0), tail), tail)
-    return _as_real(value, self)
-
-
-def _log_of_normal(self: Any) -> Any:
-    """The logarithm of the share of a normal distribution below x."""
-    import onnx_ir as ir
-    from onnxscript.onnx_opset import opset18 as op
-
-    x = op.Cast(self, to=ir.DataType.FLOAT)
-    scaled = op.Mul(x, -(0.5**0.5))
-    below = op.Sub(op.Log(op.Mul(_scaled_tail(op.Max(scaled, 0.0)), 0.5)), op.Mul(scaled, scaled))
-    place = op.Max(op.Neg(scaled), -1.0)
-    tail = op.Mul(op.Mul(_scaled_tail(place), op.Exp(op.Neg(op.Mul(place, place)))), 0.5)
-    return _as_real(op.Where(op.Less(x, -1.0), below, log_of_sum(op.Neg(tail))), self)
-
-
-def _as_real(value: Any, operand: Any) -> Any:
-    """A float32 in the type of an operand; of integers torch's default type, which it has."""
-    from onnxscript.onnx_opset import opset18 as op
-
-    is_real = operand.dtype is not None and operand.dtype.is_floating_point()  # what a translation made has no type yet
-    return op.CastLike(value, operand) if is_real else op.Identity(value)
+    scaled = self if alpha == 1 else op.Mul(self, number(alpha, self))
+    return op.Sub(number(other, self), scaled)
 
 
 def _softmax(operator: str) -> Translation:
@@ -195,8 +117,11 @@ def _itself(self: Any) -> Any:
 
 def _number(s: bool | int | float, dtype: int | None = None, **memory: Any) -> Any:
     """A tensor without dimensions."""
+    import onnx_ir as ir
     from onnxscript.onnx_opset import opset18 as op
 
+    if dtype == ir.DataType.DOUBLE:
+        return op.Constant(value=ir.tensor(float(s), ir.DataType.DOUBLE))
     made = op.Constant(value_float=s) if isinstance(s, float) else op.Constant(value_int=int(s))
     return made if dtype is None or dtype == -1 else op.Cast(made, to=dtype)
 
@@ -225,8 +150,8 @@ def _cdist(x1: Any, x2: Any, p: float, compute_mode: Any = None) -> Any:
         return op.ReduceL2(difference, [-1], keepdims=0)
     if p == float("inf"):
         return op.ReduceMax(difference, [-1], keepdims=0)
-    powers = op.ReduceSum(op.Pow(difference, op.CastLike(p, difference)), [-1], keepdims=0)
-    return op.Pow(powers, op.CastLike(1.0 / p, difference))
+    powers = op.ReduceSum(op.Pow(difference, number(float(p), difference)), [-1], keepdims=0)
+    return op.Pow(powers, number(1.0 / p, difference))
 
 
 def _heaviside(self: Any, values: Any) -> Any:
@@ -267,8 +192,7 @@ def _kthvalue(self: Any, k: int, dim: int = -1, keepdim: bool = False) -> tuple[
 
     if len(self.shape) == 0:
         return op.Identity(self), op.Constant(value_int=0)
-    key = _without_nan(self) if self.dtype.is_floating_point() else self
-    return _smallest(self, key, op.Constant(value_ints=[int(k)]), dim, keepdim)
+    return _smallest(self, self, op.Constant(value_ints=[int(k)]), dim, keepdim)  # TopK takes NaN as torch does
 
 
 def _median_of_axis(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
@@ -353,26 +277,26 @@ def _batch_norm(
     import onnx_ir as ir
     from onnxscript.onnx_opset import opset18 as op
 
-    rank = len(input.shape)
+    rank, wide = len(input.shape), ir.DataType.DOUBLE if input.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
     axes, shape = [axis for axis in range(rank) if axis != 1], [-1] + [1] * (rank - 2)
-    x = op.Cast(input, to=ir.DataType.FLOAT)
+    x = op.Cast(input, to=wide)
     mean = op.ReduceMean(x, axes, keepdims=1)
     variance = op.ReduceMean(op.Mul(op.Sub(x, mean), op.Sub(x, mean)), axes, keepdims=1)
     of_input = running_mean is not None and running_var is not None and not training
     if of_input:
-        mean, variance = (op.Reshape(op.Cast(one, to=ir.DataType.FLOAT), shape) for one in (running_mean, running_var))
-    deviation = op.Reciprocal(op.Sqrt(op.Add(variance, eps)))
+        mean, variance = (op.Reshape(op.Cast(one, to=wide), shape) for one in (running_mean, running_var))
+    deviation = op.Reciprocal(op.Sqrt(op.Add(variance, number(eps, x))))
     result = op.Mul(op.Sub(x, mean), deviation)
     for one, combine in ((weight, op.Mul), (bias, op.Add)):
-        result = result if one is None else combine(result, op.Reshape(op.Cast(one, to=ir.DataType.FLOAT), shape))
+        result = result if one is None else combine(result, op.Reshape(op.Cast(one, to=wide), shape))
     if running_mean is None or running_var is None or of_input:
         renewed = running_mean, running_var
     else:
-        count = op.Cast(op.Div(op.Size(input), op.Squeeze(op.Shape(input, start=1, end=2))), to=ir.DataType.FLOAT)
-        unbiased = op.Mul(variance, op.Div(count, op.Sub(count, 1.0)))
+        count = op.Cast(op.Div(op.Size(input), op.Squeeze(op.Shape(input, start=1, end=2))), to=wide)
+        unbiased = op.Mul(variance, op.Div(count, op.Sub(count, number(1.0, x))))
         pairs = ((running_mean, mean), (running_var, unbiased))
         renewed = tuple(
-            op.Add(op.Mul(old, op.CastLike(1.0 - momentum, old)), op.CastLike(op.Mul(op.Reshape(new, [-1]), momentum), old))
+            op.Add(op.Mul(old, number(1.0 - momentum, old)), op.CastLike(op.Mul(op.Reshape(new, [-1]), number(momentum, x)), old))
             for old, new in pairs
         )
     return op.CastLike(result, input), op.Reshape(mean, [-1]), op.Reshape(deviation, [-1]), *renewed

@@ -6,7 +6,10 @@ Python's numbers beside them are float32 to torch, too: 0.1 as a bfloat16 is off
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import log, pi
 from typing import Any
+
+from .numbers import number, scaled_in_double
 
 Translation = Callable[..., Any]
 
@@ -14,29 +17,45 @@ Translation = Callable[..., Any]
 def rounded_once() -> dict[Any, Translation]:
     """The translation of each operator: that of torch's exporter, between casts where operands are narrow."""
     import torch
-    from onnxscript.function_libs.torch_lib.ops import core, nn, special
+    from onnxscript.function_libs.torch_lib.ops import core, nn
 
     aten = torch.ops.aten
     always = {
-        aten.addcdiv.default: core.aten_addcdiv,
-        aten.addcmul.default: core.aten_addcmul,
+        aten.addcdiv.default: scaled_in_double(core.aten_addcdiv, 1, "value"),
+        aten.addcmul.default: scaled_in_double(core.aten_addcmul, 1, "value"),
         aten.glu.default: nn.aten_glu,
         aten.lerp.Scalar: core.aten_lerp,
         aten.lerp.Tensor: core.aten_lerp,
-        aten.log10.default: core.aten_log10,
-        aten.log2.default: core.aten_log2,
+        aten.log10.default: _logarithm(10),
+        aten.log2.default: _logarithm(2),
         aten.rsqrt.default: core.aten_rsqrt,
-        aten.sinc.default: special.aten_special_sinc,
+        aten.sinc.default: _sinc,
     }
     beside_numbers = {
-        aten.add.Tensor: core.aten_add,
+        aten.add.Tensor: scaled_in_double(core.aten_add, 1, "alpha"),
         aten.div.Tensor: core.aten_div,
         aten.mul.Tensor: core.aten_mul,
         aten.softplus.default: nn.aten_softplus,
-        aten.sub.Tensor: core.aten_sub,
+        aten.sub.Tensor: scaled_in_double(core.aten_sub, 1, "alpha"),
     }
     found = {operator: _in_float32(translate, lambda kind, values: True) for operator, translate in always.items()}
     return found | {operator: _in_float32(translate, is_rounded) for operator, translate in beside_numbers.items()}
+
+
+def _logarithm(base: int) -> Translation:
+    def translated(self: Any) -> Any:
+        from onnxscript.onnx_opset import opset18 as op
+
+        return op.Div(op.Log(self), number(log(base), self))
+
+    return translated
+
+
+def _sinc(self: Any) -> Any:
+    from onnxscript.onnx_opset import opset18 as op
+
+    angle = op.Mul(self, number(pi, self))
+    return op.Where(op.Equal(self, number(0.0, self)), number(1.0, self), op.Div(op.Sin(angle), angle))
 
 
 def is_rounded(kind: Any, values: list[Any]) -> bool:

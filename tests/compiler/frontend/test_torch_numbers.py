@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from prefuse.compiler.frontend.torch_forms.rounding import is_rounded
 from torch import nn
 
+from .applied import check
+
 Function = Callable[..., torch.Tensor]
 INFINITE = float("inf")
 
@@ -222,3 +224,59 @@ def test_rolls_by_sizes(function: Function) -> None:
     for rows in (1, 2, 6, 9):
         x = torch.randn(rows, 5)
         assert torch.equal(net(x), function(x))
+
+
+def _filled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    mask, least = x > 0, torch.finfo(torch.float64).min
+    made = torch.full((2,), 0.1, dtype=torch.float64), torch.full_like(x, 0.1), x.new_full((2,), 1e300)
+    return *made, x.masked_fill(mask, least), x.masked_fill(mask, 0.1), torch.where(mask, x, 0.1), torch.where(mask, 0.1, x)
+
+
+DOUBLES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "numbers beside tensors": lambda x: (x * 0.1, x * 1e300, x + 0.1, 0.7 - x, x / 0.3, torch.rsub(x, 0.7, alpha=0.3)),
+    "numbers that fill": _filled,
+    "bounds": lambda x: (x.clamp(-0.1, 0.1), x.clamp(min=0.1), x.clamp_min(0.1), x.clamp_max(0.1), x.clamp(-1, 0.3)),
+    "factors": lambda x: (
+        torch.add(x, x, alpha=0.1),
+        torch.sub(x, x, alpha=0.3),
+        torch.lerp(x, 2 * x, 0.1),
+        torch.addcmul(x, x, x, value=0.1),
+        torch.addcdiv(x, x, x.abs() + 1, value=0.1),
+    ),
+    "norms": lambda x: (torch.linalg.vector_norm(x, 3), torch.cdist(x, 2 * x, 3.0), torch.pdist(x, 1.5)),
+    "logarithms": lambda x: (torch.log2(x.abs()), torch.log10(x.abs()), torch.sinc(x)),
+    "normal": lambda x: (torch.erfinv(x / 9), torch.erfc(3 * x), torch.special.erfcx(x.abs()), torch.special.log_ndtr(4 * x)),
+    "batch": lambda x: F.batch_norm(x, None, None, training=True),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], scale=0.1),
+}
+
+
+@pytest.mark.parametrize("name", DOUBLES)
+def test_numbers_have_the_digits_of_doubles(name: str) -> None:
+    """The exporter makes each a float32 first: 0.1 was off by 1.5e-9, 1e300 infinite."""
+    x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    check(DOUBLES[name], x, tolerance=1e-14)
+
+
+def test_the_error_function_is_inverted_to_the_digits_of_doubles() -> None:
+    near = torch.tensor([0.0, 1e-300, 0.7, -0.7, 1.0, -1.0, 1.5, float("nan")], dtype=torch.float64)
+    check(torch.erfinv, torch.tensor([1 - 1e-9, 1e-15 - 1], dtype=torch.float64), tolerance=1e-3)  # erf has few digits there
+    check(torch.erfinv, torch.cat([near, torch.linspace(-1, 1, 101, dtype=torch.float64)]), tolerance=1e-13)
+
+
+def test_places_among_doubles() -> None:
+    """float32's 0.1 stands behind that of double precision."""
+    row = torch.tensor([0.0, 0.1, 0.2], dtype=torch.float64)
+    check(lambda row: (torch.searchsorted(row, 0.1), torch.searchsorted(row, 0.1, right=True), torch.bucketize(0.2, row)), row)
+
+
+def test_ranges_are_counted_in_double_precision() -> None:
+    check(lambda x: (x + torch.arange(1, 2.2, 0.1)[0], torch.arange(1, 2.2, 0.1), torch.arange(0.0, 1, 0.1)), torch.ones(1))
+    kinds = (torch.float64, torch.float16)
+    check(lambda x: tuple(x.to(kind) + torch.arange(3, -1.5, -0.5, dtype=kind)[-1] for kind in kinds), torch.ones(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_powers_in_norms_do_not_overflow(dtype: torch.dtype) -> None:
+    x = torch.tensor([[300.0, -200.0, 100.0]], dtype=dtype)
+    check(lambda x: (torch.linalg.vector_norm(x, 3), torch.linalg.vector_norm(x, 3, 1, keepdim=True)), x, tolerance=1e-2)
