@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ....runtime.errors import UnsupportedModelError
+from .numbers import number
 
 
 def reductions() -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -17,7 +18,13 @@ def reductions() -> dict[Callable[..., Any], Callable[..., Any]]:
         aten.amax.default: _extreme("ReduceMax"),
         aten.amin.default: _extreme("ReduceMin"),
         aten.aminmax.default: _extremes,
+        aten.any.default: _any,
+        aten.any.dim: _any,
+        aten.any.dims: _any,
+        aten.argmax.default: _place("ArgMax"),
+        aten.argmin.default: _place("ArgMin"),
         aten.linalg_vector_norm.default: _norm,
+        aten.mean.dim: _mean,
         aten.sort.stable: _sorted,
         aten.cummax.default: _running(">="),
         aten.cummin.default: _running("<="),
@@ -55,10 +62,51 @@ def _extremes(self: Any, *, dim: int | None = None, keepdim: bool = False) -> tu
     return least, greatest
 
 
-def _norm(self: Any, ord: float = 2.0, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: int = -1) -> Any:
-    """The norm of that order of the elements along some axes, or of all; each element's own of a tensor without dimensions."""
+def _mean(self: Any, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: int = -1) -> Any:
+    """The mean along some axes, or of all elements, in `dtype`: torch's exporter casts the result, of integers a whole number."""
     from onnxscript.onnx_opset import opset18 as op
 
+    x = self if dtype in (-1, None) else op.Cast(self, to=dtype)
+    if len(self.shape) == 0:
+        return op.Identity(x)
+    axes = [dim] if isinstance(dim, int) else list(dim or range(len(self.shape)))
+    return op.ReduceMean(x, op.Constant(value_ints=axes), keepdims=int(keepdim))
+
+
+def _any(self: Any, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Any:
+    """Whether one element along some axes, or of all, is not 0. The greatest of none is the least integer, not 0."""
+    import onnx_ir as ir
+    from onnxscript.onnx_opset import opset18 as op
+
+    truths = op.Cast(self, to=ir.DataType.BOOL)
+    if len(self.shape) == 0:
+        return truths
+    axes = [dim] if isinstance(dim, int) else list(dim or range(len(self.shape)))
+    most = op.ReduceMax(op.Cast(truths, to=ir.DataType.INT32), op.Constant(value_ints=axes), keepdims=int(keepdim))
+    return op.Greater(most, op.CastLike(0, most))
+
+
+def _place(operator: str) -> Callable[..., Any]:
+    """The first place of the greatest or least element along an axis, or in a row of all: with as many axes, if they are kept."""
+
+    def translated(self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        from onnxscript.onnx_opset import opset18 as op
+
+        rank = len(self.shape)
+        if dim is not None and rank:
+            return getattr(op, operator)(self, axis=dim, keepdims=int(keepdim))
+        place = getattr(op, operator)(op.Reshape(self, [-1]), axis=0, keepdims=0)
+        return op.Reshape(place, [1] * rank) if keepdim and rank else place
+
+    return translated
+
+
+def _norm(self: Any, ord: float = 2.0, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: int = -1) -> Any:
+    """The norm of that order of the elements along some axes, or of all; each element's own of a tensor without dimensions."""
+    import onnx_ir as ir
+    from onnxscript.onnx_opset import opset18 as op
+
+    kind = self.dtype if dtype == -1 else ir.DataType(dtype)
     x, rank = (self if dtype == -1 else op.Cast(self, to=dtype)), len(self.shape)
     if ord == 0.0:
         x = op.CastLike(op.Cast(x, to=9), x)
@@ -70,19 +118,22 @@ def _norm(self: Any, ord: float = 2.0, dim: int | Sequence[int] | None = None, k
         return operators[ord](x, axes, keepdims=int(keepdim))
     if abs(ord) == float("inf"):
         return (op.ReduceMax if ord > 0 else op.ReduceMin)(op.Abs(x), axes, keepdims=int(keepdim))
-    powers = op.ReduceSum(op.Pow(op.Abs(x), op.CastLike(float(ord), x)), axes, keepdims=int(keepdim))
-    return op.Pow(powers, op.CastLike(1.0 / ord, x))
+    wide = op.Cast(x, to=ir.DataType.DOUBLE if kind == ir.DataType.DOUBLE else ir.DataType.FLOAT)  # powers of 16 bits overflow
+    powers = op.ReduceSum(op.Pow(op.Abs(wide), number(float(ord), wide)), axes, keepdims=int(keepdim))
+    return op.Cast(op.Pow(powers, number(1.0 / ord, wide)), to=kind)
 
 
 def _sorted(self: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
     """All elements along an axis in order, and their places; equal ones stay in theirs, as TopK of all does it."""
+    import onnx_ir as ir
     from onnxscript.onnx_opset import opset18 as op
 
     if len(self.shape) == 0:
         return op.Identity(self), op.Constant(value_int=0)
-    axis = dim % len(self.shape)
-    found: tuple[Any, Any] = op.TopK(self, op.Shape(self, start=axis, end=axis + 1), axis=axis, largest=int(descending), sorted=1)
-    return found
+    axis, is_boolean = dim % len(self.shape), self.dtype == ir.DataType.BOOL
+    x = op.Cast(self, to=ir.DataType.UINT8) if is_boolean else self
+    values, places = op.TopK(x, op.Shape(self, start=axis, end=axis + 1), axis=axis, largest=int(descending), sorted=1)
+    return (op.Cast(values, to=ir.DataType.BOOL) if is_boolean else values), places
 
 
 def _running(sign: str) -> Callable[..., Any]:

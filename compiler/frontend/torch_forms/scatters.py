@@ -17,6 +17,8 @@ def scatters() -> dict[Callable[..., Any], Callable[..., Any]]:
 
     aten = torch.ops.aten
     return {
+        aten.scatter.src: _scattered(),
+        aten.scatter_add.default: _scattered(reduction="add"),
         aten.scatter_reduce.two: _scatter_reduce,
         aten.index_reduce.default: _index_reduce,
         aten.unfold_backward.default: _overlapped,
@@ -42,6 +44,33 @@ def _overlapped(grad_in: Any, input_sizes: Any, dim: int, size: int, step: int) 
     return op.Expand(placed, op.Concat(*sizes, axis=0))  # torch adds one window's squares for all sequences of istft
 
 
+def _scattered(**how: str) -> Callable[..., Any]:
+    """Elements of `src` stored or added where the indices say; it may be larger than them, and all without dimensions."""
+
+    def translated(self: Any, dim: int, index: Any, src: Any) -> Any:
+        from onnxscript.onnx_opset import opset18 as op
+
+        if len(self.shape) == 0:
+            row = [op.Reshape(one, [1]) for one in (self, index, src)]
+            return op.Squeeze(op.ScatterElements(*row, axis=0, **how), [0])
+        if len(index.shape) == 0:
+            index, src = (op.Reshape(one, [1]) for one in (index, src))
+            return op.ScatterElements(self, index, src, axis=0, **how)
+        return op.ScatterElements(self, index, _used(src, index), axis=dim % len(self.shape), **how)
+
+    return translated
+
+
+def _used(src: Any, index: Any) -> Any:
+    """The first elements of `src` along each axis, as many as there are indices."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    if tuple(src.shape) == tuple(index.shape):
+        return src
+    axes = list(range(len(src.shape)))
+    return op.Slice(src, [0] * len(axes), op.Shape(index), axes)
+
+
 def _scatter_reduce(self: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True) -> Any:
     """The elements of `src` reduced at those of `self` whose places along `dim` the indices name, with what is there, too, or
     without. `src` may be larger than `index`: the rest of it is not used."""
@@ -51,10 +80,7 @@ def _scatter_reduce(self: Any, dim: int, index: Any, src: Any, reduce: str, incl
         row = [op.Reshape(one, [1]) for one in (self, index, src)]
         return op.Squeeze(_reduced(row, 0, reduce, include_self, self.dtype), [0])
     axis = dim % len(self.shape)
-    if tuple(src.shape) != tuple(index.shape):
-        axes = list(range(len(src.shape)))
-        src = op.Slice(src, [0] * len(axes), op.Shape(index), axes)
-    return _reduced((self, index, src), axis, reduce, include_self, self.dtype)
+    return _reduced((self, index, _used(src, index)), axis, reduce, include_self, self.dtype)
 
 
 def _reduced(operands: Sequence[Any], axis: int, reduce: str, include_self: bool, dtype: Any) -> Any:

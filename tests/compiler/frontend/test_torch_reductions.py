@@ -147,3 +147,62 @@ def test_slopes_and_signs_by_numbers(dtype: torch.dtype) -> None:
         x,
         tolerance=2e-3,
     )
+
+
+def test_means_are_of_the_type_they_are_asked_for() -> None:
+    """The exporter casts what ReduceMean gives: of integers a whole number."""
+    x = torch.randint(-9, 9, (3, 5), dtype=torch.int32)
+    check(lambda x: (x.mean(1, dtype=torch.float32), x.mean((0, 1), True, dtype=torch.float64)), x)
+    check(lambda x: (x.mean(0, dtype=torch.float32), x.mean(dtype=torch.float32)), x > 0)
+    x = torch.randn(4, 300).half()
+    check(lambda x: (x.mean(1, dtype=torch.float32), torch.mean(x, 0, dtype=torch.float64)), x, tolerance=1e-6)
+    check(lambda x: (x.mean(0), x.mean(-1, keepdim=True), x.mean((0, 1))), torch.randn(3, 4))
+
+
+def test_any_of_nothing_is_false() -> None:
+    x = torch.tensor([[0.0, 2.0, 0.0], [0.0, math.nan, -0.0]])
+    functions = (torch.any, lambda x: x.any(0), lambda x: x.any(1, keepdim=True), lambda x: x.any((0, 1)), lambda x: x.any(-1))
+    check(lambda x: tuple(function(x) for function in functions), x)
+    check(lambda x: (x[:0].any(), x[:0].any(0), x[:0].all(), x[:, :0].any(1, keepdim=True)), x)
+    check(lambda x: (x.any(), x.any(0)), torch.tensor(2))
+
+
+def test_places_of_all_keep_as_many_axes() -> None:
+    x = torch.randn(3, 4)
+    check(lambda x: (x.argmax(keepdim=True), x.argmin(keepdim=True), x.argmax(), x.argmin(1), x.argmax(0, keepdim=True)), x)
+    check(lambda x: (x.argmax(), x.argmin(0), x.argmax(0, keepdim=True)), torch.tensor(1.0))
+
+
+def test_sorts_of_truths() -> None:
+    x = torch.rand(3, 9) > 0.5
+    check(lambda x: (*torch.sort(x, stable=True), *torch.sort(x, dim=0, descending=True, stable=True)), x)
+
+
+def test_numbers_that_are_not_come_behind_infinity() -> None:
+    x = torch.tensor([[math.nan, math.inf, 1.0, math.nan], [2.0, math.nan, math.inf, -math.inf]])
+    check(lambda x: tuple(torch.kthvalue(x, k, 1).values for k in (2, 3, 4)), x)
+
+
+def test_scatters_of_more_than_there_are_indices() -> None:
+    """And into a tensor without dimensions."""
+    base, x = torch.randn(4, 6), torch.randn(7, 8)
+    index = torch.stack([torch.randperm(4)[:3] for _ in range(5)], 1)
+    check(lambda b, i, x: (b.scatter(0, i, x), b.scatter_add(0, i, x), b.scatter_add(0, i, x[:3, :5])), base, index, x)
+    place = torch.tensor(0)
+    check(lambda b, x: (b.scatter(0, place, x), b.scatter_add(0, place, x)), torch.tensor(2.0), torch.tensor(5.0))
+    check(lambda b, x: (b.scatter(0, place, x), b.scatter_add(0, place, x)), torch.randn(3), torch.tensor(5.0))
+
+
+def test_axes_of_more_than_one_element_stay() -> None:
+    check(lambda x: (x.squeeze(0), x.squeeze(1), x.squeeze(-1), x + 1), torch.randn(3, 1, 4))
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_places_in_long_rows(right: bool) -> None:
+    """Which are halved step by step, of any length and in rows of their own."""
+    values = torch.cat([torch.randn(2, 40), torch.tensor([[math.inf, -math.inf, math.nan]] * 2)], 1)
+    for extent in (256, 300, 511):
+        rows = torch.randn(2, extent).mul(8).round().div(8).sort(-1).values
+        check(lambda row, x: torch.searchsorted(row, x, right=right, out_int32=True), rows[0].clone(), values)
+    check(lambda rows, x: torch.searchsorted(rows, x, right=right), rows, values)
+    check(lambda row: torch.searchsorted(row, 0.25, right=right), rows[1].clone())
