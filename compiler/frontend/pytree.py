@@ -13,7 +13,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard, cast
 
 import numpy as np
 
@@ -211,7 +211,7 @@ def _named_maker(
 
     def with_default(row: Iterator[object]) -> object:
         items = named(row)
-        return defaultdict(items.pop(_FACTORY), items)
+        return defaultdict(cast("Callable[[], object] | None", items.pop(_FACTORY)), items)
 
     if dataclasses.is_dataclass(kind):
         return lambda row: kind(**named(row))
