@@ -183,11 +183,13 @@ def _cast_outputs(model: ir.Model, program: torch.export.ExportedProgram) -> Non
     """Give each output the type that torch gives it. Where the last operator computes in a wider type (sums of bfloat16),
     torch's exporter casts its result for all readers, and makes what was not cast the output."""
     import torch
+    from torch.export.graph_signature import ConstantArgument, OutputKind
 
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    names = program.graph_signature.user_outputs
-    for place, (name, made) in enumerate(zip(names, model.graph.outputs, strict=False)):
-        wanted = values.get(str(name))
+    results = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    names = [one.name for one in results if not isinstance(one, ConstantArgument)]  # constants are no outputs of the graph
+    for place, (name, made) in enumerate(zip(names, list(model.graph.outputs)[: len(names)], strict=True)):
+        wanted = values.get(name)
         if not isinstance(wanted, torch.Tensor) or wanted.is_complex() or made.producer() is None or made.dtype is None:
             continue
         dtype = data_type(str(wanted.dtype).removeprefix("torch."))

@@ -146,6 +146,15 @@ def test_exported_programs_keep_their_dynamic_dimensions() -> None:
     assert value.shape[1] == 3
 
 
+def test_constants_among_results_leave_the_others_their_types() -> None:
+    class Mixed(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[object, ...]:
+            return None, x + 1, (x > 0).long(), x.bfloat16().sum()
+
+    model = import_model(torch.export.export(Mixed(), (torch.randn(4),), strict=False))
+    assert [value.dtype for value in model.graph.outputs] == [ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BFLOAT16]
+
+
 def test_importing_the_frontend_does_not_import_torch() -> None:
     import subprocess
 
