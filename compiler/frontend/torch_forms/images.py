@@ -26,6 +26,9 @@ def images() -> dict[Callable[..., Any], Translation]:
         aten.upsample_bilinear2d.vec: _resampled("linear"),
         aten.upsample_trilinear3d.vec: _resampled("linear"),
         aten.upsample_bicubic2d.vec: _resampled("cubic"),
+        **dict.fromkeys((getattr(aten, f"upsample_nearest{axes}d").vec for axes in (1, 2, 3)), _resampled_nearest),
+        aten._upsample_bilinear2d_aa.default: _resampled_smoothly("linear"),
+        aten._upsample_bicubic2d_aa.default: _resampled_smoothly("cubic"),
     }
 
 
@@ -33,25 +36,33 @@ def _adaptive_average(self: Any, output_size: Sequence[int]) -> Any:
     """Averages over boxes that cut each of the last axes into `output_size` parts, which overlap where sizes do not divide.
 
     The part `i` of `n` of an axis of `size` elements is [floor(i * size / n), ceil((i + 1) * size / n)). A box's average is that
-    of the averages along each axis: a product with a constant matrix for each.
+    of the averages along each axis. Parts have as many elements as the largest, the others with zeros: products with a constant
+    matrix would spread what is not finite over all boxes.
     """
     import numpy as np
     import onnx_ir as ir
     from onnxscript.onnx_opset import opset18 as op
 
     result, rank = self, len(self.shape)
-    for axis, parts in zip(range(rank - len(output_size), rank), output_size, strict=True):
-        size = self.shape[axis]
+    for size in self.shape[rank - len(output_size) :]:
         if not isinstance(size, int):
             raise UnsupportedModelError("adaptive_avg_pool", f"an axis of {size} elements", "fix the size of what is pooled")
-        weights = np.zeros((size, parts), np.float32)
-        for part in range(parts):
-            begin, end = part * size // parts, -(-(part + 1) * size // parts)
-            weights[begin:end, part] = 1 / (end - begin)
-        matrix = op.CastLike(op.Constant(value=ir.tensor(weights)), self)
-        order = [*(other for other in range(rank) if other != axis), axis]
-        product = op.MatMul(op.Transpose(result, perm=order), matrix)
-        result = op.Transpose(product, perm=[order.index(place) for place in range(rank)])
+    for axis, parts in zip(range(rank - len(output_size), rank), output_size, strict=True):
+        size = self.shape[axis]
+        if size % parts == 0:
+            boxes = op.Reshape(result, [*[0] * axis, parts, size // parts, *self.shape[axis + 1 :]])
+            result = op.ReduceMean(boxes, op.Constant(value_ints=[axis + 1]), keepdims=0)
+            continue
+        begins = np.arange(parts) * size // parts
+        counts = -(-(np.arange(parts) + 1) * size // parts) - begins
+        widest, behind = counts.max(), [1] * (rank - axis - 1)
+        offsets = np.arange(widest)
+        places = np.minimum(begins[:, None] + offsets, size - 1)
+        boxes = op.Gather(result, op.Constant(value=ir.tensor(places)), axis=axis)
+        is_inside = (offsets < counts[:, None]).reshape(parts, widest, *behind)
+        boxes = op.Where(op.Constant(value=ir.tensor(is_inside)), boxes, op.CastLike(0.0, self))
+        means = op.ReduceMean(boxes, op.Constant(value_ints=[axis + 1]), keepdims=0)
+        result = op.Mul(means, op.CastLike(op.Constant(value=ir.tensor((widest / counts).reshape(parts, *behind))), self))
     return result
 
 
@@ -125,10 +136,10 @@ def _sample_volume(input: Any, grid: Any, interpolation_mode: int, padding_mode:
     return op.GridSample(input, grid, mode=mode, padding_mode=padding, align_corners=int(align_corners))
 
 
-def _resampled(mode: str) -> Translation:
+def _resampled(mode: str, is_smooth: bool = False) -> Translation:
     """Images of given sizes, or of the whole numbers below `scale_factors` times their sizes. Where their corners are aligned,
     torch takes the quotient of the sizes for the scale, not what was given. An only pixel is in the middle, as by half_pixel,
-    whereas ONNX's pytorch_half_pixel puts it at the beginning."""
+    whereas ONNX's pytorch_half_pixel puts it at the beginning. Smooth ones are made of all elements that an element covers."""
 
     def translated(input: Any, output_size: Any, align_corners: bool, scale_factors: Sequence[float] | None) -> Any:
         import onnx_ir as ir
@@ -138,9 +149,11 @@ def _resampled(mode: str) -> Translation:
             "mode": mode,
             "coordinate_transformation_mode": "align_corners" if align_corners else "half_pixel",
         }
-        how |= {"cubic_coeff_a": -0.75} if mode == "cubic" else {}
+        how |= {"cubic_coeff_a": -0.5 if is_smooth else -0.75} if mode == "cubic" else {}
+        how |= {"antialias": 1, "exclude_outside": 1} if is_smooth else {}
         if scale_factors is not None and not align_corners:
-            return op.Resize(input, None, op.Constant(value_floats=[1.0, 1.0, *scale_factors]), **how)
+            scales = map(_single_scale, input.shape[2:], scale_factors)
+            return op.Resize(input, None, op.Constant(value_floats=[1.0, 1.0, *scales]), **how)
         if scale_factors is None:
             sizes = op.Cast(output_size, to=ir.DataType.INT64)
         elif all(isinstance(size, int) for size in input.shape[2:]):
@@ -154,6 +167,39 @@ def _resampled(mode: str) -> Translation:
                 op.Floor(op.Mul(op.Cast(op.Shape(input, start=2), to=ir.DataType.DOUBLE), scales)), to=ir.DataType.INT64
             )
         return op.Resize(input, None, None, op.Concat(op.Shape(input, start=0, end=2), sizes, axis=0), **how)
+
+    return translated
+
+
+def _single_scale(size: Any, scale: float) -> float:
+    """The float32 by which ONNX gives as many elements as torch by a double: of 100 by 1.15 these are 114, not 115."""
+    import numpy as np
+
+    found = np.float32(scale)
+    if not isinstance(size, int):
+        return float(found)
+    wanted = int(size * scale)
+    for _ in range(4):
+        made = int(np.float32(size) * found), int(size * float(found))
+        if made == (wanted, wanted):
+            break
+        found = np.nextafter(found, np.float32(0 if max(made) > wanted else np.inf))
+    return float(found)
+
+
+def _resampled_nearest(input: Any, output_size: Any = None, scale_factors: Sequence[float] | None = None) -> Any:
+    from onnxscript.function_libs.torch_lib.ops import nn
+
+    scales = None if scale_factors is None else list(map(_single_scale, input.shape[2:], scale_factors))
+    return nn.aten_upsample_nearestnd_vec(input, output_size, scales)
+
+
+def _resampled_smoothly(mode: str) -> Translation:
+    def translated(
+        self: Any, output_size: Any, align_corners: bool, scales_h: float | None = None, scales_w: float | None = None
+    ) -> Any:
+        scales = None if scales_h is None or scales_w is None or align_corners else [scales_h, scales_w]
+        return _resampled(mode, is_smooth=True)(self, output_size, align_corners, scales)
 
     return translated
 

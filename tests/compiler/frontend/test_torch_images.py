@@ -57,3 +57,21 @@ def test_running_means_are_renewed() -> None:
         return functional.batch_norm(x, mean, variance, training=True, momentum=0.3), mean, variance
 
     check(renewed, torch.randn(4, 3, 5) * 3 + 1, torch.randn(3), torch.rand(3) + 0.5)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_smooth_resampling_by_fractions(mode: str) -> None:
+    """The exporter drops the scale, and takes the quotient of the sizes."""
+    x = torch.randn(1, 2, 11, 13)
+    for scale in (0.37, 1.3, (0.6, 0.45)):
+        check(lambda x, s=scale: functional.interpolate(x, scale_factor=s, mode=mode, antialias=True), x)
+    check(lambda x: functional.interpolate(x, size=(5, 6), mode=mode, antialias=True), x)
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+def test_sizes_are_counted_in_double_precision(mode: str) -> None:
+    """100 times 1.15 is less than 115; float32's product is not."""
+    for size, scale in ((100, 1.15), (57, 1.1), (3, 1 / 3)):
+        x = torch.arange(2.0 * size).reshape(1, 2, size)  # which of two neighbours is nearest may differ
+        tolerance = 1.0 if mode == "nearest" else 1e-3
+        check(lambda x, s=scale: functional.interpolate(x, scale_factor=s, mode=mode), x, tolerance=tolerance)
