@@ -9,6 +9,7 @@ from ....runtime.errors import UnsupportedModelError
 from .attention import attention
 from .gamma import gamma_functions
 from .images import images
+from .indices import indices
 from .integers import integers
 from .linear_algebra import linear_algebra
 from .logarithms import logarithms
@@ -49,6 +50,7 @@ def translations() -> dict[Operator, Translation]:
         aten.copy.default: _copy,
         **images(),
         **gamma_functions(),
+        **indices(),
         **integers(),
         **linear_algebra(),
         **beside_doubles(),

@@ -14,6 +14,8 @@ from prefuse.compiler.frontend import torch_export
 from prefuse.runtime.errors import UnsupportedModelError
 from torch import Tensor, nn
 
+from .applied import check
+
 
 class Reversed(nn.Module):
     def forward(self, mask: Tensor) -> tuple[Tensor, ...]:
@@ -294,3 +296,46 @@ def test_views_that_hold_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch_export, "with_views_of_copies", fail)
     module, x = BiasedHeads().eval(), torch.randn(2, 24, 16)
     torch.testing.assert_close(prefuse.compile(module, (x,), cache=False)(x), module(x))
+
+
+@pytest.mark.parametrize("offset", [0, 1, -2, 9])
+def test_diagonals_of_what_is_not_finite(offset: int) -> None:
+    """The exporter's form multiplied all elements by 0 or 1."""
+    x = torch.randn(3, 4, 5)
+    x[0, 1, 2], x[1, 0, 4], x[2, 3, 0] = math.inf, math.nan, -math.inf
+    check(lambda x: (x.diagonal(offset, 1, 2), x.diagonal(offset), x.diagonal(offset, -1, 0), (x > 0).diagonal(offset)), x)
+    check(lambda x: (x[0].diag(offset), x[0].trace(), torch.diag(x[0, 0], offset)), x)
+
+
+def test_averages_of_boxes_that_are_not_finite() -> None:
+    x = torch.randn(1, 2, 5, 6, 7)
+    x[0, 0, 1, 2, 3], x[0, 1, 4, 5, 6], x[0, 1, 0, 0, 0] = math.inf, math.nan, -math.inf
+    check(lambda x: tuple(nn.functional.adaptive_avg_pool3d(x, size) for size in ((2, 3, 4), (5, 2, 1), (3, 4, 7))), x)
+
+
+def test_truths_beside_indices() -> None:
+    x, logits = torch.randn(4, 5, 6), torch.randn(2, 3, 7)
+    mask, seen = torch.tensor([True, False, True, True]), torch.tensor([[True, False, True], [True, True, False]])
+    columns, targets = torch.tensor([4, 0, 2]), torch.tensor([6, 0, 3, 3])
+    check(lambda x, m, c: (x[m, c[:1]], x[m, :, c[:1]], x.transpose(0, 1)[c[1:2], m], x[m], x[:, c]), x, mask, columns)
+    check(lambda x, m, t: x[m, t[2:3]], logits, seen, targets)
+
+    def put(x: Tensor, m: Tensor, c: Tensor) -> Tensor:
+        x = x.clone()
+        x[m, c] = 2.5
+        return x
+
+    check(put, x, mask, columns)
+
+
+def test_draws_without_replacement_are_of_different_places() -> None:
+    class Drawn(nn.Module):
+        def forward(self, shares: Tensor) -> tuple[Tensor, ...]:
+            return torch.multinomial(shares, 3), torch.multinomial(shares[0], 1), torch.multinomial(shares[1], 9, True)
+
+    shares = torch.tensor([0.5, 0.0, 0.2, 0.3]).repeat(400, 1)
+    several, one, more = prefuse.compile(Drawn(), (shares,), cache=False, random=True)(shares)
+    assert [list(made.shape) for made in (several, one, more)] == [[400, 3], [1], [9]]
+    assert {tuple(sorted(row)) for row in several.tolist()} == {(0, 2, 3)}
+    firsts = several[:, 0].bincount(minlength=4) / 400
+    assert all(abs(found - wanted) < 0.12 for found, wanted in zip(firsts.tolist(), shares[0].tolist(), strict=True))
