@@ -75,5 +75,5 @@ def test_scales_of_narrow_numbers_are_wide(dtype: torch.dtype, options: dict[str
     net = prefuse.compile(module, inputs, cache=False, threads=2)
     exact = module(*(one.double() for one in inputs))
     errors = [(made.double() - exact).abs().mean() for made in (net(*inputs), module(*inputs))]
-    assert errors[0] <= (8 if dtype == torch.float16 else 1.6) * errors[1] + 1e-6  # scores are rounded to it, too
+    assert errors[0] <= 1.6 * errors[1] + (2e-3 if dtype == torch.float16 else 1e-6)  # scores are rounded to it, too
     assert net.report().count("attention: 1 launches") == 1
