@@ -218,11 +218,11 @@ def quantizing(builder: Builder, calibration: object | None, mixed: Mapping[str,
 
 
 def _file_memory(model: object, builder: Builder) -> FileMemory | None:
-    """The memory of files, if there is one and the model is a file that can be read."""
+    """The memory of files, if there is one and the model is a file that can be read again: no pipe."""
     if builder.cache is None or not isinstance(model, (str, os.PathLike)):
         return None
     try:
-        return FileMemory(Path(model), builder)
+        return FileMemory(Path(model), builder) if os.path.isfile(model) else None
     except OSError:
         return None
 

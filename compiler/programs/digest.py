@@ -58,13 +58,29 @@ def model_digest(model: ir.Model) -> str:
     nodes = [_node_bytes(ir.serde.serialize_node(node)) for node in graph]
     functions = [_function_bytes(ir.serde.serialize_function(function)) for function in model.functions.values()]
     weights = arrays_digest(_weights(graph))
-    return combine(*parts, weights, *nodes, "functions", *functions)
+    bodies = (graph, *(function.graph for function in model.functions.values()))
+    elsewhere = arrays_digest((str(tensor.name), tensor.numpy) for body in bodies for tensor in _inner_files(body))
+    return combine(*parts, weights, elsewhere, *nodes, "functions", *functions)
 
 
 def _weights(graph: ir.Graph) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
     for name, value in graph.initializers.items():
         if value.const_value is not None:
             yield name, value.const_value.numpy
+
+
+def _inner_files(graph: ir.Graph) -> Iterator[ir.ExternalTensor]:
+    """The tensors of attributes and of subgraphs whose contents are in other files: nodes hold no more than their places."""
+    import onnx_ir as ir
+
+    for node in graph.all_nodes():
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                yield attribute.value
+    for subgraph in graph.subgraphs():
+        for value in subgraph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                yield value.const_value
 
 
 def _node_bytes(node: onnx.NodeProto) -> bytes:
