@@ -34,6 +34,7 @@ import numpy as np
 from .bytecode import imported_modules, nested_code
 from .digest import arrays_digest, combine
 from .installed_code import installed_as
+from .memory_digest import Place
 
 if TYPE_CHECKING:
     import torch
@@ -104,6 +105,16 @@ def weights_digest(module: torch.nn.Module) -> str:
     """Digest of the names, types and contents of parameters and buffers."""
     tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     return arrays_digest((f"{name} {_describe(tensor)}", _loader(tensor)) for name, tensor in tensors)
+
+
+def places_of_weights(module: torch.nn.Module) -> set[Place]:
+    """Where those parameters and buffers lie that are digested where they are. Others are copied first, to memory that anything
+    else may have next."""
+    import torch
+
+    tensors = (one for one in (*module.parameters(), *module.buffers()) if one.is_cpu and one.layout is torch.strided)
+    in_order = (one for one in tensors if one.is_contiguous() and not one.is_conj() and not one.is_neg())
+    return {(tensor.data_ptr(), tensor.nbytes) for tensor in in_order}
 
 
 def _describe(tensor: torch.Tensor) -> str:

@@ -19,7 +19,7 @@ from .builder import Builder, BuildStages
 from .digest import model_digest
 from .memory_digest import looking, trusting
 from .module_family import LEAST_SIZE, ModuleFamily, SizedGraph, family_key
-from .module_fingerprint import module_fingerprint, weights_digest
+from .module_fingerprint import module_fingerprint, places_of_weights, weights_digest
 from .specialize import Call, Specialization, TensorKey
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ class ModuleSource:
 
     def compile(self, call: Call) -> Specialization:
         with self._builder.reporting():
-            with looking() as parameters:
+            with looking() as looked_at:
                 fingerprint = module_fingerprint(self._module)
-            with trusting(parameters):
+            with trusting(looked_at & places_of_weights(self._module) if looked_at else looked_at):
                 return self._compile(call, fingerprint)
 
     def _compile(self, call: Call, fingerprint: str | None) -> Specialization:

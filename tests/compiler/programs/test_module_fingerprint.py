@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from prefuse.compiler.programs.module_fingerprint import module_fingerprint
+from prefuse.compiler.programs.memory_digest import looking
+from prefuse.compiler.programs.module_fingerprint import module_fingerprint, places_of_weights
 from torch import nn
 
 SCALE = 2.0
@@ -267,3 +268,14 @@ def test_a_named_tuple_is_followed() -> None:
     """Its constructor calls that of tuple, which names no module. Hugging Face's models reach one where psutil is installed."""
     assert module_fingerprint(Shaped()) is not None
     assert module_fingerprint(Shaped()) == module_fingerprint(Shaped())
+
+
+def test_only_what_is_digested_where_it_lies_has_a_place() -> None:
+    """The digest of a transposed weight is that of a copy, in whose place something else may be at the next look."""
+    module = nn.Linear(256, 256)
+    module.weight = nn.Parameter(module.weight.detach().T)
+    module.register_buffer("table", torch.zeros(256, 256))
+    with looking() as places:
+        module_fingerprint(module)
+    assert len(places) == 2
+    assert places & places_of_weights(module) == {(module.table.data_ptr(), module.table.nbytes)}
