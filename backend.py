@@ -15,8 +15,8 @@ from onnx.backend.base import Backend, BackendRep
 from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 
 from .compiler.api import compile_model
-from .compiler.programs.options import EXTRA_OPTIONS
 from .runtime.errors import OptionError, UnsupportedModelError
+from .runtime.signature import in_order
 from .runtime.target import Target
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .runtime.staged.staged_model import StagedModel
 
 _TARGETS = {"CPU": "cpu", "CUDA": "cuda"}  # of the devices, as ONNX names them
+_ARGUMENTS = ("target", "precision", "calibration", "states", "name", "cache", "progress")  # of prefuse.compile, beside options
+_OF_RUNNER = ("rtol", "atol")  # what ONNX's test runner gives to whoever is there
 
 
 class UnsupportedByBackendError(UnsupportedModelError, BackendIsNotSupposedToImplementIt):
@@ -37,10 +39,12 @@ class UnsupportedByBackendError(UnsupportedModelError, BackendIsNotSupposedToImp
 class PrefuseRep(BackendRep):
     """A prepared model. A part of it may be compiled only when `run` brings the values that decide its shapes."""
 
-    def __init__(self, model: onnx.ModelProto, target: str = "cpu", options: Mapping[str, object] | None = None) -> None:
+    def __init__(self, model: onnx.ModelProto, target: str = "cpu", arguments: Mapping[str, object] | None = None) -> None:
         initializers = {tensor.name for tensor in model.graph.initializer}
         self._inputs = [value.name for value in model.graph.input if value.name not in initializers]
-        self._model = _supported(compile_model, model, target=target, cache=False, options=options or {})
+        given: dict[str, Any] = {"target": target, "cache": False, **(arguments or {})}
+        named = {name: given.pop(name) for name in _ARGUMENTS if name in given}
+        self._model = _supported(compile_model, model, **named, options=given)
 
     @property
     def model(self) -> CompiledModel | StagedModel | SpecializedModel:
@@ -63,16 +67,16 @@ class PrefuseBackend(Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PrefuseRep:
-        """Compile a model, with the options of `prefuse.compile` among the arguments.
+        """Compile a model, with the arguments of `prefuse.compile`. Nothing is kept in its cache unless `cache` says so.
 
         Raises:
             UnsupportedByBackendError: prefuse refuses it, or the device.
-            CompileError: it is no valid model.
+            CompileError: it is no valid model, or an argument is not one of `prefuse.compile`.
         """
         if not cls.supports_device(device):
             raise UnsupportedByBackendError(UnsupportedModelError("device", f"no {device} device", "use CPU"))
-        options = {name: value for name, value in kwargs.items() if name in EXTRA_OPTIONS}
-        return PrefuseRep(model, _TARGETS[device.split(":")[0]], options)
+        arguments = {name: value for name, value in kwargs.items() if name not in _OF_RUNNER}
+        return PrefuseRep(model, _TARGETS[device.split(":")[0]], arguments)
 
     @classmethod
     def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:
@@ -92,8 +96,9 @@ class PrefuseBackend(Backend):
             [onnx.helper.make_tensor_value_info(name, _element_type(a), a.shape) for name, a in zip(names, arrays, strict=True)],
             [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name],
         )
-        opset = kwargs.get("opset_version") or onnx.defs.onnx_opset_version()
-        return cls.run_model(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)]), arrays, device)
+        opset = kwargs.pop("opset_version", None) or onnx.defs.onnx_opset_version()
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+        return cls.run_model(model, arrays, device, **kwargs)
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
@@ -114,8 +119,9 @@ def _supported(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _in_order(inputs: Any, names: Sequence[str]) -> list[Any]:
+    """Inputs by the order of names. Raises InputError if they come by others."""
     if isinstance(inputs, Mapping):
-        return [inputs[name] for name in names]
+        return list(in_order(names, (), inputs))
     return list(inputs) if isinstance(inputs, Sequence) else [inputs]
 
 
