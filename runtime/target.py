@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,6 +12,7 @@ from .fit_file import find_fit
 from .gpu.binary import architecture_of
 from .hardware import machine as machines
 from .hardware import tile_state
+from .hardware.cores import usable_cores
 from .hardware.gpu import gpu_machine, has_byte_products, has_matrix_unit
 from .hardware.machine import Machine
 
@@ -108,7 +108,7 @@ class Target:
         core = machines.row(named or _generic_of(found), _lanes_of(found))
         if not level and named is None:
             core = _host_core(_lanes_of(found))
-        return cls(kind, found, threads or len(os.sched_getaffinity(0)), core)
+        return cls(kind, found, threads or usable_cores(), core)
 
     @classmethod
     def _parse_gpu(cls, text: str, kind: str, level: str, threads: int | None) -> Target:

@@ -18,6 +18,7 @@ from rich.table import Table
 from ...runtime.errors import OptionError
 from ...runtime.fit_file import Fit, default_fit_file, find_fit, forget_fit, keep_fit
 from ...runtime.hardware import tile_state
+from ...runtime.hardware.cores import usable_cores
 from ...runtime.hardware.machine import Machine, host_machine
 from ...runtime.target import Target, best_cpu_level, host_cpu_flags, host_cpu_model
 from ..api import open_cache
@@ -53,7 +54,11 @@ class Finding:
 
 
 @click.command("doctor")
-@click.option("--fit", is_flag=True, help="Measure this machine's processor for some ten seconds, and estimate costs by that.")
+@click.option(
+    "--fit",
+    is_flag=True,
+    help="Measure this machine's processor for some ten seconds, longer where L3 is large, and estimate costs by that.",
+)
 @click.option("--forget", is_flag=True, help="Forget what --fit measured of this machine's processor.")
 @JSON
 def command(fit: bool, forget: bool, as_json: bool) -> None:
@@ -134,7 +139,7 @@ def _machine() -> list[Finding]:
         Finding("cpu level", level, "prefuse needs an x86-64 CPU with AVX2 and FMA"),
         Finding("cpu features", flags),
         *_tiles(),
-        Finding("cores of this process", str(len(os.sched_getaffinity(0)))),
+        Finding("cores of this process", str(usable_cores())),
         Finding("memory", f"{memory / 2**30:.1f} GiB"),
         Finding("memory of this process", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10:.0f} MiB at most so far"),
         Finding("cache", f"{cache.folder} ({cache.state()})"),

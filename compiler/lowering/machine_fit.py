@@ -66,7 +66,8 @@ Times = Mapping[str, float]  # ns of a launch, by probe
 def fit_host(target: Target, progress: Callable[[str, float], None] | None = None, seconds: float = _SECONDS) -> Fit:
     """What this machine's processor does with vectors of the target, on one core and on all threads of the target.
 
-    Takes `seconds` and at most one batch more, less where estimates agree sooner. What is implausible, or differs from batch to
+    Takes `seconds` and at most one batch more, less where estimates agree sooner, but for `_LEAST_BATCHES`: where L3 is large,
+    each of them takes seconds. What is implausible, or differs from batch to
     batch, is refused with the reason: the row is the better guess.
 
     Raises:
