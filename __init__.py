@@ -243,7 +243,7 @@ def predict(
         again: whether to measure those, too, that were measured before; the shorter times count.
         database: the file of what was measured. None is one in the folder of the cache.
         progress: as for `compile`.
-        options: `threads`, `pipeline`, `random` and `tuning`, as for `compile`.
+        options: `threads`, `pipeline`, `random`, `tuning` and `memory_limit`, as for `compile`.
 
     Returns:
         The time of a call among many in microseconds, its memory, and its steps with the source of each time.

@@ -141,8 +141,13 @@ class Target:
     def is_host(self) -> bool:
         """Whether costs are those of this very processor, so that what was measured on it may stand for what is assumed; whether
         the numbers that a fit replaces are those of its row, or of a fit, is no difference."""
-        row = machines.host_machine(host_cpu_model(), _lanes_of(self.level))
-        return not self.is_gpu and self.machine.fitted(row.as_fit()) == row
+        return not self.is_gpu and self.machine.is_fit_of(machines.host_machine(host_cpu_model(), _lanes_of(self.level)))
+
+    @property
+    def is_here(self) -> bool:
+        """Whether what is measured on this machine may stand for what costs assume: they are those of this very processor, or of
+        the generic core of the level, but not those of another processor that somebody named."""
+        return self.is_host or (not self.is_gpu and self.machine.name == _generic_of(self.level))
 
     def has(self, flag: str) -> bool:
         """Whether kernels for this target may use a CPU feature, by its name in /proc/cpuinfo or `VNNI`, or what computes the

@@ -78,7 +78,7 @@ def fit_coldness(predictor: Predictor, ask: AskProgram) -> float | None:
             compile_model(model.clone(), options, name=name, output=path)
             planned = plan_model(model, options)
             times = [ask(ProgramRun(path, _SECONDS))]  # before and after its kernels, which takes some seconds
-            predictor.measure(planned.lowered)
+            predictor.measure(planned)
             times.append(ask(ProgramRun(path, _SECONDS)))
             if known := [time_us for time_us in times if time_us is not None]:
                 witnesses.append(predictor.witness(planned, min(known)))

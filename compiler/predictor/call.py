@@ -57,6 +57,7 @@ def predict(
     if torch is not None and isinstance(model, torch.nn.Module):
         raise OptionError("model", "a torch.nn.Module has no shapes", "give torch.export.export(module, args), or an ONNX file")
     graph, tell = import_model(model), reporter(progress)
+    _require_static(graph)  # before anything is measured
     name = Path(model).stem if isinstance(model, (str, os.PathLike)) else str(graph.graph.name or "model")
     try:
         with predictor_for(checked, database, measure=measure, again=again, progress=tell) as predictor:
@@ -107,11 +108,15 @@ def predict_graph(graph: ir.Model, options: Options, predictor: Predictor, name:
 
 def planned_and_predicted(graph: ir.Model, options: Options, predictor: Predictor, name: str) -> tuple[PlannedModel, Prediction]:
     """As `predict_graph`, with what the passes have made of the graph."""
+    _require_static(graph)
+    planned = plan_model(graph, options, predictor.progress, predictor.kernels)
+    return planned, predictor.predict(planned, name, options.precision)
+
+
+def _require_static(graph: ir.Model) -> None:
     if is_dynamic(graph):
         what = "has symbolic dimensions, and each shape has a program of its own"
         raise InputError("model", what, "predict a model of concrete shapes, or prefuse predict --shape NAME=SIZES")
-    planned = plan_model(graph, options, predictor.progress, predictor.kernels)
-    return planned, predictor.predict(planned, name, options.precision)
 
 
 def predict_conversion(kind: TensorType, wanted: str, options: Options, predictor: Predictor) -> Prediction:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,6 +29,7 @@ from ..ir.facts import source_of
 from ..ir.functions import computing_names, original_names
 from ..lowering.planning import LoweredGroup, launch_label
 from ..lowering.tvm_importer import TEMPLATE
+from ..programs.cache import compiler_version
 from ..programs.digest import combine
 from ..programs.run_database import Measured, Place, Run, add_runs, known_runs
 from .coldness import USUAL, Witness, farness
@@ -77,13 +79,17 @@ class Predictor:
     @property
     def is_elsewhere(self) -> bool:
         """Whether times are those of another machine: one that is named, or one that has what this one lacks."""
-        is_here = self.target.is_host or self.target.machine.name == machines.GENERIC
-        return not is_here or bool(self.target.missing_features())
+        return not self.target.is_here or bool(self.target.missing_features())
 
     @property
     def coldness(self) -> float:
         """The share of far operands in a launch: that of this machine, or the usual one."""
         return USUAL if self._known.coldness is None else self._known.coldness
+
+    @cached_property
+    def estimator(self) -> str:
+        """Equal where estimates of a kernel are: the cost model, and the numbers that it takes of the machine."""
+        return combine(compiler_version(), repr(self._machine))[:_KEY_DIGITS]
 
     @property
     def is_fitted(self) -> bool:
@@ -96,7 +102,7 @@ class Predictor:
         Raises:
             OptionError: the database cannot be written.
         """
-        self.measure(planned.lowered)
+        self.measure(planned)
         launches = iter(self._steps(planned))
         spaces = {buffer.name: buffer.space for buffer in planned.plan.buffers}
         steps = [next(launches) if isinstance(step, Launch) else self._copy(step, spaces) for step in planned.plan.steps]
@@ -135,7 +141,7 @@ class Predictor:
 
     # Runs -------------------------------------------------------------------------------------------------------------
 
-    def measure(self, lowered: Sequence[LoweredGroup]) -> None:
+    def measure(self, planned: PlannedModel) -> None:
         """If there is an `ask`, run each kernel alone that nobody has measured here before, the longest ones, by their estimates,
         first; then all of them again, as a host may have taken its cores elsewhere for the first seconds.
 
@@ -144,17 +150,17 @@ class Predictor:
         """
         if self.ask is None:
             return
-        launches = {one.key: one for one in self._launches(lowered)}
+        launches = {one.key: one for one in self._launches(planned.lowered)}
         unknown = [one for one in launches.values() if self._is_to_be_measured(one)]
         turns = TURNS * sorted(unknown, key=lambda one: -self._alone_us(one))
         for number, one in enumerate(turns):
             template = one.item.kernel.template
             self.progress(f"{number + 1} of {len(turns)}: {template}", number / len(turns))
             is_serial = self.target.threads > 1 and not one.code.is_parallel
-            timing = self.ask(IsolatedRun(one.item.group, self.target, is_serial, SECONDS))
+            timing = self.ask(IsolatedRun(one.item.group, planned.kernels.target, is_serial, SECONDS))
             self._asked.add(one.key)
             if timing is not None:
-                run = Run(template, timing.near_us, timing.far_us, round(self._alone_us(one), 3))
+                run = Run(template, timing.near_us, timing.far_us, round(self._alone_us(one), 3), self.estimator)
                 before = self._known.runs.get(one.key)
                 self._keep({one.key: run if before is None else before.lesser(run)})
 
@@ -261,10 +267,11 @@ class Predictor:
         return PredictedStep(label, "copy", "", GroupDescription(), moved, 0.0, self._us(cycles), "estimate", False)
 
     def _scales(self) -> dict[str, float]:
-        """Of each template that was measured here: what its kernels took over what was estimated of them, the median."""
+        """Of each template that was measured here: what its kernels took over what is estimated of them, the median. Estimates of
+        another cost model, or by the numbers of another machine, such as a fit changes, count for nothing."""
         ratios: dict[str, list[float]] = defaultdict(list)
         for run in self._known.runs.values():
-            if run.estimated_us and run.near_us:
+            if run.estimated_us and run.near_us and run.estimator == self.estimator:
                 ratios[run.template].append(run.between(self.coldness) / run.estimated_us)
         return {template: median(found) for template, found in ratios.items()}
 

@@ -36,14 +36,15 @@ class Place:
 class Run:
     """Microseconds of a launch with its operands near (in the nearest caches that hold them) and far (beyond a core's own).
 
-    `estimated_us` is what the cost model expected of it with constants far and activations near, 0 if nothing; `template` wrote
-    the kernel.
+    `estimated_us` is what the cost model expected of it with constants far and activations near, 0 if nothing; `estimator` tells
+    cost models apart. `template` wrote the kernel.
     """
 
     template: str
     near_us: float
     far_us: float
     estimated_us: float
+    estimator: str = ""
 
     def lesser(self, other: Run) -> Run:
         """The shorter times of two measurements of one kernel: other work makes them only longer."""
@@ -116,7 +117,8 @@ def _parse(data: Any) -> RunDatabase:
 
 def _parse_run(data: Any) -> Run:
     run = Run(**data)
-    if not isinstance(run.template, str) or not all(map(_is_time, (run.near_us, run.far_us, run.estimated_us))):
+    times, texts = (run.near_us, run.far_us, run.estimated_us), (run.template, run.estimator)
+    if not all(isinstance(text, str) for text in texts) or not all(map(_is_time, times)):
         raise TypeError("a run of wrong types")
     return run
 

@@ -66,7 +66,8 @@ def default_database() -> Path:
 def known_configurations(tuning: object, target: Target, precision: Precision) -> Configurations:
     """The configurations for this machine: of the shipped table, and over them those of the user's file.
 
-    Empty ones, which say that nothing is better than the model's own choices, are left out.
+    Empty ones, which say that nothing is better than the model's own choices, are left out. For another processor that the target
+    names there are none: what won here says nothing of it.
 
     Args:
         tuning: True for the default file, which need not exist; a path for another one; False for no configurations at all.
@@ -76,7 +77,7 @@ def known_configurations(tuning: object, target: Target, precision: Precision) -
     """
     if not isinstance(tuning, (bool, str, os.PathLike)):
         raise OptionError("tuning", f"{tuning!r} is neither a file nor True or False", "give the path of a file of prefuse tune")
-    if tuning is False or target.is_gpu:
+    if tuning is False or not target.is_here:
         return {}
     known = {**_configurations(read_database(SHIPPED), target, precision), **_configurations(_users(tuning), target, precision)}
     return {problem: configuration for problem, configuration in sorted(known.items()) if configuration}
@@ -97,7 +98,7 @@ def _users(tuning: bool | str | os.PathLike[str]) -> Database:
         return read_database(Path(tuning))
     path = default_database()
     try:
-        return read_database(path) if path.exists() else {}
+        return read_database(path) if os.path.exists(path) else {}
     except OptionError as error:
         warnings.warn(f"{path}: {error.what}; compiling without it", stacklevel=2)
         return {}

@@ -6,6 +6,7 @@ highest rate that any problem of the model reaches.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -86,8 +87,11 @@ def tune_model(
     if missing := options.target.missing_features():
         what = f"this CPU lacks {', '.join(missing)}, which {options.target} needs"
         raise OptionError("target", what, "tune on the machine that shall run the program")
+    if not options.target.is_here:
+        what = f"kernels for a {options.target.machine.name} cannot be timed on this machine"
+        raise OptionError("target", what, "leave out its machine, or tune there")
     section = Section.here(options.target, options.precision)
-    known = dict(read_database(database).get(section, {})) if database.exists() else {}
+    known = dict(read_database(database).get(section, {})) if os.path.exists(database) else {}
     tell = progress or (lambda text, fraction: None)
     tell("finding groups", 0.0)
     problems, constant_bytes = problems_of(model, options)

@@ -153,6 +153,15 @@ class Machine:
         rates = {name: float(value) for name, value in measured.items() if name in self.as_fit() and _is_rate(value)}
         rates = self.as_fit() | rates
         rates["loads"] = min(rates["loads"], self.loads * max(rates["multiply_adds"] / self.multiply_adds, _LEAST_SHARE))
+        return self._with(rates)
+
+    def is_fit_of(self, row: Machine) -> bool:
+        """Whether this is a row, or one with other numbers where a fit may have others."""
+        return self._with(row.as_fit()) == row
+
+    def _with(self, numbers: Mapping[str, float]) -> Machine:
+        """This machine with all the numbers that a fit may replace."""
+        rates = dict(numbers)
         sized = replace(self, l3=replace(self.l3, size_bytes=int(rates.pop(_L3_SIZE))))
         levels = {
             name: replace(getattr(sized, name), bytes_per_cycle=rates.pop(f"{name}_bytes_per_cycle"))

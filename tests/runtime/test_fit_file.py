@@ -110,6 +110,11 @@ def test_the_fit_is_of_this_processor_as_a_target_without_a_level() -> None:
     assert after.machine == before.machine.fitted(FIT.numbers) != before.machine
     assert after.machine.memory_bytes == 7.5
     assert after.is_host
+    assert after.is_here
+    lanes, loads = before.vector_lanes, before.machine.loads
+    keep_fit(Fit("later", {"loads": 0.7 * loads, "multiply_adds": 0.8 * before.machine.multiply_adds}), host_cpu_model(), lanes)
+    assert Target.parse("cpu").machine.loads < loads
+    assert Target.parse("cpu").is_host  # what was measured of a machine does not make it another one
     assert before.is_host
     assert str(after) == str(before)
     core, lanes = core_of(host_cpu_model()), before.vector_lanes
@@ -117,6 +122,10 @@ def test_the_fit_is_of_this_processor_as_a_target_without_a_level() -> None:
     assert Target.parse(f"cpu:{before.level}").machine == Target("cpu", before.level).machine
     assert Target.parse("cpu:avx2,machine=zen3").machine == row("zen3", 8)
     assert not Target.parse("cpu:avx2,machine=haswell").is_host
+    assert not Target.parse("cpu:avx2,machine=haswell").is_here
+    assert Target.parse("cpu:avx2").is_here
+    assert Target.parse("cpu:amx").is_here  # its generic core has another name
+    assert not Target.parse("cuda:sm_90").is_here
 
 
 def test_a_program_of_a_fit_is_another_one_and_runs_without_it(tmp_path: Path) -> None:

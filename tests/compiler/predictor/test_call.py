@@ -93,7 +93,9 @@ def test_a_module_must_be_exported_first() -> None:
         prefuse.predict(torch.nn.Identity())
 
 
-def test_symbolic_dimensions_are_refused() -> None:
+def test_symbolic_dimensions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is measured."""
+    monkeypatch.setattr(call, "predictor_for", lambda *_, **__: pytest.fail("measures"))
     model = parser.parse_model("""<ir_version: 8, opset_import: ["": 18]> main (float[N] x) => (float[N] y) { y = Relu(x) }""")
     with pytest.raises(CompileError, match="symbolic dimensions"):
         prefuse.predict(model)

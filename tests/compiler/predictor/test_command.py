@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
-from onnx import parser
+from onnx import numpy_helper, parser
 from prefuse.compiler.cli import main
+from prefuse.compiler.predictor.predictor import Predictor
 from prefuse.compiler.programs.run_database import Place, Run, add_runs
 from prefuse.runtime.hardware.machine import core_of
 from prefuse.runtime.target import Target, host_cpu_model
@@ -58,7 +60,8 @@ def test_nothing_is_measured_unasked(command: Command, model: Path, tmp_path: Pa
 def test_each_number_has_its_source(command: Command, model: Path, tmp_path: Path) -> None:
     """A product that took three times what was expected of it: others are thought to."""
     target = Target.parse("cpu:avx2", 1)
-    add_runs(tmp_path / "runs.json", Place.here(target), {"another": Run("matmul", 30.0, 30.0, 10.0)})
+    estimator = Predictor(target, tmp_path / "runs.json").estimator
+    add_runs(tmp_path / "runs.json", Place.here(target), {"another": Run("matmul", 30.0, 30.0, 10.0, estimator)})
     how = ("--shape", "x=33,70", "--threads", 1, "--target", "cpu:avx2", "--pipeline", "canonicalize,plan-memory")
     text = command("predict", model, *how, "--runs-file", tmp_path / "runs.json")
     assert "of estimates scaled by their templates" in text
@@ -87,3 +90,18 @@ def test_another_machine_is_an_estimate(command: Command, model: Path) -> None:
 def test_wrong_arguments(command: Command, model: Path, arguments: list[str], status: int, message: str) -> None:
     given = [one.replace("{model}", str(model)) for one in arguments]
     assert message in command("predict", *given, status=status)
+
+
+@pytest.mark.parametrize("verb", ["predict", "memory"])
+def test_what_is_quantized_is_predicted_so(command: Command, tmp_path: Path, verb: str) -> None:
+    """8-bit weights are a quarter of the bytes."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        main (float[64,256] x) => (float[64,256] y) <float[256,256] w> { y = MatMul(x, w) }""")
+    weights = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    sizes = [
+        json.loads(command(verb, tmp_path / "m.onnx", "--precision", precision, "--json"))["memory"]["weights_bytes"]
+        for precision in ("float32", "int8-rows")
+    ]
+    assert 0 < sizes[1] < sizes[0] / 2

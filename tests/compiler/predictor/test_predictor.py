@@ -139,9 +139,12 @@ def test_without_a_clock_the_cost_model_counts(planned: PlannedModel, options: O
 
 def test_estimates_are_scaled_by_their_template(planned: PlannedModel, options: Options, tmp_path: Path) -> None:
     """Other products took 1.5, 2 and 9 times what was expected of them: these are thought to take twice as long. No other
-    normalization was measured."""
+    normalization was measured. What another cost model expected of products says nothing."""
     path, place = tmp_path / "runs.json", Place.here(options.target)
-    add_runs(path, place, {f"p{ratio}": Run("matmul", 100 * ratio, 100 * ratio, 100.0) for ratio in (1.5, 2.0, 9.0)})
+    same, cold = Predictor(options.target, path).estimator, 100 * 3.0
+    runs = {f"p{ratio}": Run("matmul", 100 * ratio, 100 * ratio, 100.0, same) for ratio in (1.5, 2.0, 9.0)}
+    old = {f"old{number}": Run("matmul", cold, cold, 100.0, estimator) for number, estimator in enumerate(["", "other"] * 3)}
+    add_runs(path, place, runs | old)
     predicted = list(predicted_us(planned.lowered, options.target).values())
     found = Predictor(options.target, path).predict(planned, "twice", options.precision)
     assert [step.source for step in found.steps] == ["scaled", "estimate"] * 2 + ["scaled"]
@@ -205,3 +208,13 @@ def test_memory_is_that_of_the_compiled_program(exports: Exports, name: str, pre
     assert found.total_bytes == net.plan.weights_bytes + spaces["arena"]
     assert found.weights_bytes > 0
     onnx.checker.check_model(path)  # nobody has changed it
+
+
+def test_kernels_are_measured_for_the_target_that_they_are_written_for(
+    planned: PlannedModel, options: Options, tmp_path: Path
+) -> None:
+    """A program that hardly uses a tile unit is written without it."""
+    clock, vectors = Clock(), Target.parse("cpu:avx512", 1)
+    moved = replace(planned, kernels=replace(planned.kernels, target=vectors))
+    Predictor(options.target, tmp_path / "runs.json", clock).measure(moved)
+    assert {run.target for run in clock.asked} == {vectors}

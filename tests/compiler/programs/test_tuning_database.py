@@ -21,7 +21,8 @@ from prefuse.compiler.programs.tuning_database import (
     read_database,
 )
 from prefuse.runtime.errors import OptionError
-from prefuse.runtime.target import Target
+from prefuse.runtime.hardware.machine import core_of
+from prefuse.runtime.target import Target, host_cpu_model
 
 TARGET = Target("cpu", "avx2", 3)
 HERE = Section.here(TARGET, "float32")
@@ -183,3 +184,10 @@ def test_programs_for_another_machine_are_others() -> None:
         str(parse_options(target, "float32", {"tuning": False, "threads": 1})) for target in ("cpu:avx2", "cpu:avx2,machine=zen3")
     }
     assert len(texts) == 2
+
+
+def test_another_processor_has_none_of_what_won_here(tmp_path: Path) -> None:
+    path, other = tmp_path / "found.json", "haswell" if core_of(host_cpu_model()) != "haswell" else "zen3"
+    add_findings(path, HERE, {"p": FOUND})
+    assert known_configurations(path, TARGET, "float32") == {"p": {"tile": "6x4"}}
+    assert known_configurations(path, Target.parse(f"cpu:avx2,machine={other}", 3), "float32") == {}

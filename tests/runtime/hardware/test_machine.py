@@ -94,6 +94,9 @@ def test_a_fit_replaces_numbers_and_nothing_else() -> None:
     )
     assert (changed.memory_bytes, changed.l2.bytes_per_cycle) == (7.0, 30.5)
     assert changed.fitted(one.as_fit()) == one
+    assert changed.is_fit_of(one)
+    assert one.fitted({"loads": 1.5, "multiply_adds": 1.0, "dots": 1.0, "l3_size_bytes": 1 << 24}).is_fit_of(one)
+    assert not row("zen4", 8).is_fit_of(one)
 
 
 def test_another_thread_of_the_core_takes_of_loads_what_it_takes_of_multiply_adds() -> None:
