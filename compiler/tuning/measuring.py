@@ -119,7 +119,9 @@ class _Comparison(Bench):
         for turn in range(self.rounds):
             first = turn % len(order)
             turned = (*order[first:], *order[:first])
-            steps += [self.launch(number, turn % self.copies, str(number)) for number in turned]
+            # Another copy for each launch: kernels that pack alike would find what the one before them has read in the caches.
+            begin = turn * len(order)
+            steps += [self.launch(number, (begin + place) % self.copies, str(number)) for place, number in enumerate(turned)]
         kernels = [
             Kernel(symbol_of(number), kernel.template, argument_count(kernel, group)) for number, kernel in self.kernels.items()
         ]

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Protocol, TypeVar
 
+from ...runtime.errors import OptionError
 from .measuring import Trial
 
 _START_SECONDS = 120.0  # to import TVM, on a busy machine
@@ -70,7 +71,11 @@ class Worker:
         return measure_apart(trial, self.ask)
 
     def ask(self, question: Question[Answer]) -> Answer | None:
-        """What a question answers in the process, or None if that was lost."""
+        """What a question answers in the process, or None if that was lost.
+
+        Raises:
+            OptionError: another one cannot be started.
+        """
         if self._running is None:
             self._running = _start()
         try:
@@ -103,7 +108,11 @@ def measure_apart(trial: Trial, attempt: Callable[[Trial], Times | None]) -> Tim
 
 
 def _start() -> _Process:
-    """A new worker, which has imported what it needs unless that failed. It inherits two ends of pipes, which are closed here."""
+    """A new worker, which has imported what it needs. It inherits two ends of pipes, which are closed here.
+
+    Raises:
+        OptionError: it ends before that, or takes too long.
+    """
     (read_questions, write_questions), (read_answers, write_answers) = os.pipe(), os.pipe()
     command = [sys.executable, "-m", __name__, str(read_questions), str(write_answers)]
     try:
@@ -117,10 +126,18 @@ def _start() -> _Process:
         os.close(read_questions)
         os.close(write_answers)
     running = _Process(process, Connection(write_questions, readable=False), Connection(read_answers, writable=False))
-    with suppress(EOFError):
+    try:
         if running.answers.poll(_START_SECONDS):
             running.answers.recv()
-    return running
+            return running
+    except EOFError:
+        pass
+    except BaseException:
+        running.stop()
+        raise
+    running.stop()
+    fix = f"see what it says: {sys.executable} -c 'import {__name__}'"
+    raise OptionError("measure", "the process that measures kernels does not start", fix)
 
 
 def serve(questions: Connection, answers: Connection) -> None:

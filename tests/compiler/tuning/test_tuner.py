@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -19,12 +22,17 @@ from prefuse.compiler.cli import main
 from prefuse.compiler.programs.options import Options, parse_options
 from prefuse.compiler.programs.tuning_database import Finding, Section, add_findings, read_database
 from prefuse.compiler.tuning import tuner
-from prefuse.compiler.tuning.measuring import Trial, measure
+from prefuse.compiler.tuning.measuring import Trial, _Comparison, measure
 from prefuse.compiler.tuning.tuner import problems_of, tune_model
 from prefuse.compiler.tuning.worker import Times, Worker, measure_apart
 from prefuse.kernels.formats.format import BF16_DOT, plain
-from prefuse.runtime.errors import CompileError
+from prefuse.kernels.registry import build_kernel
+from prefuse.kernels.template.contract import BuiltKernel
+from prefuse.runtime.errors import CompileError, OptionError
 from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.hardware.machine import core_of
+from prefuse.runtime.plan import Launch
+from prefuse.runtime.target import host_cpu_model
 from prefuse.tests.kernels.harness import target_of
 
 TEXT = """<ir_version: 8, opset_import: ["": 18]> main (float[33,70] x) => (float[33,50] y)
@@ -290,3 +298,29 @@ def test_a_process_that_ends_is_replaced(path: Path, options: Options) -> None:
     assert own is not None
     assert other is not None
     assert illegal is None
+
+
+def test_another_processor_is_not_timed_here(path: Path) -> None:
+    core = "haswell" if core_of(host_cpu_model()) != "haswell" else "zen3"
+    options = parse_options(f"cpu:avx2,machine={core}", "float32", {"threads": 1, "tuning": False})
+    with pytest.raises(CompileError, match=f"a {core} cannot be timed on this machine"):
+        tune_model(load(path), options, seconds=1.0, database=path.with_name("found.json"))
+
+
+def test_each_launch_reads_another_copy_of_the_weights(path: Path, options: Options) -> None:
+    """Kernels that pack alike would find in the caches what the one before them has read."""
+    group = problems_of(load(path), options)[0][0].group
+    trial = Trial(group, options.target, ({}, {"order": "n"}, {}), 1 << 20, 0.0)
+    kernels = {number: build_kernel(group, options.target) for number in range(3)}
+    program = _Comparison(trial, {number: one for number, one in kernels.items() if isinstance(one, BuiltKernel)})
+    launches = [step for step in program.net.plan.steps if isinstance(step, Launch) and step.label]
+    read = [[region.buffer for region in step.reads if ":" in region.buffer] for step in launches]
+    assert program.copies > 1
+    assert all(read)
+    assert all(one != other for one, other in pairwise(read))
+
+
+def test_a_worker_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(OptionError, match="the process that measures kernels does not start"), Worker():
+        pass
