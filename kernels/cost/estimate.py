@@ -8,7 +8,7 @@ activations from the nearest cache with room for what a group reads and writes, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf, log2, prod, sqrt
+from math import inf, log2, prod
 
 from ...runtime.hardware.machine import Machine
 from ...runtime.symbolic.sizes import estimating
@@ -157,8 +157,8 @@ def _operator_cycles(group: Group, op: Op, machine: Machine) -> float:
     if op.op_type in _VIEWS:
         return 0.0
     if op.op_type in ("MatMul", "Gemm"):
-        squared = group.types[op.inputs[0]].elements * group.types[op.inputs[1]].elements / max(kind.elements, 1)  # (mk)(kn) / mn
-        return kind.elements * sqrt(squared) / (machine.multiply_adds * lanes)
+        summed = group.types[op.inputs[0]].shape[0 if op.attribute("transA", 0) else -1]
+        return kind.elements * summed / (machine.multiply_adds * lanes)
     if op.op_type in _MOVERS:
         return elements * (_TRANSPOSED_CYCLES if op.op_type == "Transpose" else 1 / lanes)
     if op.op_type in _WINDOWS:

@@ -55,7 +55,8 @@ def transposed_cycles(
 def _again_cycles(size_bytes: int, lines: int, stride_bytes: int, machine: Machine) -> float:
     """Of reading lines again, between two visits of which as many others come, from the first level whose sets have room."""
     for level in (machine.l1, machine.l2, machine.l3):
-        sets = level.set_stride_bytes // gcd(max(stride_bytes, LINE_BYTES), level.set_stride_bytes)
+        stride = gcd(max(stride_bytes, LINE_BYTES), level.set_stride_bytes)
+        sets = level.set_stride_bytes // max(stride, LINE_BYTES)  # a size that was measured is no multiple of lines
         if lines <= level.ways * sets:
             return 0.0 if level is machine.l1 else size_bytes / level.bytes_per_cycle
     return size_bytes / machine.memory_bytes

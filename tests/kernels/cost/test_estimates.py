@@ -171,3 +171,13 @@ def test_threads_wait_for_work_that_takes_longer_than_waking_them() -> None:
     slow = replace(ZEN3, wake_cycles=4 * ZEN3.wake_cycles)
     assert [KernelBuilder(machine, 2).threads_for(20_000) for machine in (ZEN3, slow)] == [2, 1]
     assert KernelBuilder(slow, 2).threads_for(80_000) == 2
+
+
+def test_floors_of_products_count_each_multiply_add() -> None:
+    """A batch takes as long as its products one after the other."""
+    a, b = np.ones((6, 48, 40), np.float32), np.ones((6, 40, 56), np.float32)
+    one, batch = (floors(operator("MatMul", *pair).group, ZEN3).cycles for pair in ((a[0], b[0]), (a, b)))
+    assert batch == pytest.approx(6 * one)
+    assert one == pytest.approx(48 * 40 * 56 / (ZEN3.multiply_adds * ZEN3.lanes))
+    turned = operator("Gemm", np.ascontiguousarray(a[0].T), b[0], transA=1).group
+    assert floors(turned, ZEN3).cycles == pytest.approx(one)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from prefuse.kernels.cost.estimate import Estimate
-from prefuse.kernels.cost.movement import chosen_rows_cycles, copied_cycles, transposed_cycles
+from prefuse.kernels.cost.movement import _again_cycles, chosen_rows_cycles, copied_cycles, transposed_cycles
 from prefuse.kernels.cost.pointwise import LoopBody, covering_steps, scalar_steps, vector_steps
 from prefuse.kernels.cost.reduction import Reduction, reduction_cycles, scan_cycles, search_cycles
 from prefuse.kernels.cost.rows import RowPass, row_cycles
@@ -146,3 +146,11 @@ def test_rounding_takes_instructions_where_there_is_none_for_it() -> None:
     relu, cast = operator("Relu", x).group, operator("Cast", x, to=16).group
     cycles = [dict(candidates(group, TARGET)[0])["elementwise"].estimate.cycles for group in (relu, cast)]
     assert cycles[1] >= cycles[0] + 64 * 12  # of each vector two instructions or more
+
+
+def test_a_cache_of_a_measured_size_has_no_more_sets_than_lines() -> None:
+    """Its size is no multiple of anything: more sets would hold any number of lines."""
+    odd = replace(ZEN3, l3=replace(ZEN3.l3, size_bytes=(16 << 20) - 12_345))
+    size_bytes, lines = 1 << 20, (16 << 20) // 64 + 1
+    assert _again_cycles(size_bytes, lines, 64, odd) == size_bytes / odd.memory_bytes
+    assert _again_cycles(size_bytes, lines // 2, 64, odd) == size_bytes / odd.l3.bytes_per_cycle
