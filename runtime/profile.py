@@ -23,6 +23,7 @@ from .device import Arena, Executable, Invocation
 from .errors import OptionError
 from .plan import Launch, Plan, Step, step_reads, step_writes
 from .program_file import Program
+from .signature import in_order
 from .streaming.copier import CopyTime
 
 ASSUMED_RATE = "assumed_flops_per_second"  # in the manifest of a program
@@ -318,6 +319,9 @@ def _words(step: Step) -> Iterator[str]:
 class Profiled(Protocol):
     """A program with counters."""
 
+    @property
+    def input_names(self) -> tuple[str, ...]: ...
+
     def profile(self, /, *inputs: object, runs: int = 20, **named: object) -> Profile: ...
 
 
@@ -329,7 +333,8 @@ def profile_in_turns(nets: Sequence[Profiled], inputs: Mapping[str, object], run
         InputError: the inputs are not those of the model.
     """
     turns = [min(_CALLS_A_TURN, runs - begin) for begin in range(0, runs, _CALLS_A_TURN)]
-    found = [[net.profile(**inputs, runs=turn) for net in nets] for turn in turns]
+    rows = [in_order(net.input_names, (), inputs) for net in nets]  # not by name: an input may be called "runs"
+    found = [[net.profile(*row, runs=turn) for net, row in zip(nets, rows, strict=True)] for turn in turns]
     return tuple(
         replace(
             profiles[0],

@@ -13,10 +13,10 @@ import onnx_ir as ir
 import prefuse
 import pytest
 from prefuse.compiler.programs.specialize import SpecializedModel
-from prefuse.runtime.errors import OptionError
+from prefuse.runtime.errors import InputError, OptionError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import Copy, Kernel, Launch, Plan, Region
-from prefuse.runtime.profile import GroupDescription, Limits, Profile, Recorder, descriptions_of
+from prefuse.runtime.profile import GroupDescription, Limits, Profile, Recorder, descriptions_of, profile_in_turns
 from prefuse.runtime.program_file import Program
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]>'
@@ -211,3 +211,12 @@ def test_counters_become_nanoseconds_at_their_own_rate() -> None:
         call()
     begin = 7 * 10**9 + np.array([0, 1_000_000, 2_000_000])
     np.testing.assert_array_equal(recorder.stamps_ns(), begin[:, None] + np.array([0, 1500, 4000]))
+
+
+def test_an_input_may_have_the_name_of_an_argument() -> None:
+    net = compiled(f"{HEAD} main (float[8] runs, float[8] x) => (float[8] y) {{ y = Sub(x, runs) }}", profile=True)
+    inputs = {"x": np.ones(8, np.float32), "runs": np.zeros(8, np.float32)}
+    (profile,) = profile_in_turns([net], inputs, 3)
+    assert len(profile.stamps_ns) == 3
+    with pytest.raises(InputError, match="x not given"):
+        profile_in_turns([net], {"runs": inputs["runs"]}, 3)
