@@ -6,6 +6,7 @@ Files are replaced whole, under a lock, so that several processes may add to one
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -69,7 +70,7 @@ def forget_fit(cpu_model: str, lanes: int, path: Path | None = None) -> bool:
         OptionError: the file cannot be written.
     """
     path = path or default_fit_file()
-    return path.exists() and _change(path, cpu_model, lanes, None)
+    return os.path.exists(path) and _change(path, cpu_model, lanes, None)
 
 
 def _change(path: Path, cpu_model: str, lanes: int, fit: Fit | None) -> bool:

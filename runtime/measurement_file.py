@@ -22,8 +22,9 @@ T = TypeVar("T")
 class MeasurementFile(Generic[T]):
     """One kind of such files: how it names itself, and how its contents become a value.
 
-    `parse` gets the whole JSON object and may raise TypeError, ValueError, KeyError or AttributeError; `format` gives the part
-    behind format and version. `written_by` is the command that writes it, `fix` what to do about a file that is none.
+    `parse` gets the whole JSON object and may raise TypeError, ValueError, KeyError, AttributeError or OverflowError; `format`
+    gives the part behind format and version. `written_by` is the command that writes it, `fix` what to do about a file that is
+    none.
     """
 
     name: str
@@ -45,13 +46,13 @@ class MeasurementFile(Generic[T]):
             return None
         except OSError as error:
             raise OptionError(str(path), f"cannot be read: {error.strerror or error}", self.fix) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise OptionError(str(path), f"is no JSON: {error}", self.fix) from error
         try:
             if data["format"] != self.name or data["version"] != self.version:
                 raise ValueError(f"format {data['format']!r}, version {data['version']!r}")
             return self.parse(data)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:  # integers that are no floats
             raise OptionError(str(path), f"is no file of this version of {self.written_by}: {error}", self.fix) from error
 
     def change(self, path: Path, changed: Callable[[T | None], T], *, is_replaced: bool = False) -> None:
@@ -65,7 +66,10 @@ class MeasurementFile(Generic[T]):
             with locked_file(path):  # of two writers without it, one may lose what it adds
                 try:
                     found = self.read(path)
-                except OptionError:
+                except OptionError as error:
+                    if isinstance(error.__cause__, OSError):  # who knows what is in it
+                        what = f"cannot be written, as what is there {error.what}"
+                        raise OptionError(str(path), what, "name another file") from error
                     if not is_replaced:
                         raise
                     found = None

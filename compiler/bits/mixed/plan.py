@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ....runtime.errors import OptionError
+from ....runtime.files.user_folder import replace_file
 from ...ir.facts import origins_of
 from ...programs.options import suggest
 from ...quantization.units import Unit
@@ -46,15 +47,10 @@ class BitsPlan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a file, whole or not at all. Raises OptionError if that cannot be."""
-        target = Path(path)
-        temporary = target.with_name(f".{target.name}.tmp")
         try:
-            temporary.write_text(self.as_text())
-            temporary.replace(target)
+            replace_file(Path(path), self.as_text())
         except OSError as error:
             raise OptionError("bits", f"{path} cannot be written: {error.strerror or error}", "check the folder") from error
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def formats(self, units: Iterable[Unit], choices: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
         """What the plan says of the units of a model, `choices` being the formats that these can have.
@@ -104,7 +100,7 @@ def _read(path: Path) -> Mapping[object, object]:
         found = json.loads(path.read_text())
     except OSError as error:
         raise OptionError("bits", f"{path} cannot be read: {error.strerror or error}", "give the path of a plan") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError("bits", f"{path} is no JSON: {error}", "write a plan with prefuse bits -o") from error
     if not isinstance(found, Mapping):
         raise OptionError("bits", f"{path} holds no plan", "write a plan with prefuse bits -o")
