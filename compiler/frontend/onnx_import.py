@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ def read_onnx(path: Path) -> ir.Model:
         InvalidModelError: the file is missing, corrupt or cut short, or its external data is missing, short or elsewhere.
         UnsupportedModelError: it uses a part of ONNX that no graph here can hold.
     """
-    if path.is_char_device() or path.is_block_device():
+    if _is_device(path):
         raise InvalidModelError(str(path), "is a device, which may have no end", "give the path of an ONNX file")
     try:
         proto = onnx.load(path, load_external_data=False)
@@ -40,6 +41,14 @@ def read_onnx(path: Path) -> ir.Model:
     except Exception as error:  # protobuf's DecodeError, onnx's ParseError, and what they let through
         raise InvalidModelError(str(path), f"is no ONNX model: {_first_line(error)}", _BROKEN) from error
     return model_of_proto(proto, str(path), path)
+
+
+def _is_device(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # which reading it tells better
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
 
 
 def parse_onnx(content: bytes) -> ir.Model:

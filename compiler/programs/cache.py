@@ -105,7 +105,7 @@ class ProgramCache:
 
     def _read(self, path: Path) -> Program | None:
         """The program at `path`; None if there is none. One that this machine or version cannot use is removed."""
-        if not path.exists():
+        if not os.path.exists(path):
             return None
         try:
             program = read_program(path)

@@ -38,7 +38,7 @@ def data_digest(data: object) -> str:
     """
     if isinstance(data, (str, os.PathLike)):
         path = Path(data)
-        paths = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+        paths = sorted(path.glob("*.npz")) if os.path.isdir(path) else [path]
         try:
             return arrays_digest((one.name, partial(np.fromfile, one, np.uint8)) for one in paths)
         except OSError as error:
@@ -110,7 +110,7 @@ class _Files:
 
     def __init__(self, path: Path, inputs: Mapping[str, ir.Value]) -> None:
         self._inputs = inputs
-        self._paths = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+        self._paths = sorted(path.glob("*.npz")) if os.path.isdir(path) else [path]
         if not self._paths:
             raise InputError(str(path), "is a folder without .npz files", "write each batch with numpy.savez(path, **inputs)")
 

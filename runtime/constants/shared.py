@@ -125,7 +125,7 @@ class ConstantPool:
         if known is not None and self.is_temporary:
             self._held[content] = known
             return
-        if path_of(folder, content).exists():
+        if os.path.exists(path_of(folder, content)):
             with suppress(ConstantError):
                 self._held.update(load(folder, {content: size_bytes}))
                 return
