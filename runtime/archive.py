@@ -12,7 +12,6 @@ import io
 import json
 import mmap
 import os
-import secrets
 import struct
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ import numpy as np
 
 from .errors import DeviceError, ProgramFileError, ScratchFileError
 from .files.checksum import Checksum
+from .files.whole_file import is_special, whole_file
 from .plan import ALIGNMENT, PAGE, TensorType
 from .streaming.storage import in_memory
 
@@ -102,17 +102,13 @@ def new_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     Raises:
         ProgramFileError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        with writing(path):
-            with open(temporary, "xb") as file:
-                with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                    yield archive
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    if is_special(path):
+        raise ProgramFileError(str(path), "cannot be written: it is a device or a pipe", "give the path of a file")
+    with writing(path), whole_file(path) as temporary, open(temporary, "xb") as file:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            yield archive
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextmanager

@@ -95,8 +95,12 @@ class Target:
         if kind in _GPU_LEVELS and not tail:
             return cls._parse_gpu(text, kind, level, threads)
         options = dict(part.partition("=")[::2] for part in tail)
-        if threads is None and options.get("threads", "").isdigit():
-            threads = int(options.pop("threads"))
+        if options.get("threads", "").isdecimal():
+            in_text = int(options.pop("threads"))
+            if threads not in (None, in_text):
+                what = f"{threads} given beside the target {text!r}, which has {in_text}"
+                raise OptionError("threads", what, "give one of them")
+            threads = in_text
         named = options.pop("machine", None)
         if kind != "cpu" or options or (level and level not in _ASSUMED):
             raise OptionError("target", f"unknown target {text!r}", _FIX)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from ...runtime.errors import CompileError
+from ...runtime.errors import CompileError, OptionError
 from ..programs.options import suggest
 
 _VERBS = {
@@ -71,8 +71,9 @@ def main() -> None:
             error.show()
             sys.exit(error.exit_code)
         except OSError as error:
-            if error.filename is not None:  # verbs tell faults of files; writing to what is open names none
-                raise
+            if error.filename is not None:  # of a file; writing to what is open names none
+                fix = "check the path, its rights and its space"
+                fail(OptionError(str(error.filename), error.strerror or str(error), fix))
             if not isinstance(error, BrokenPipeError):  # who reads no further, as `head`, knows
                 click.echo(f"error: standard output: cannot be written: {error.strerror or error}", err=True)
             sys.exit(1)

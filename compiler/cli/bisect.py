@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import onnx_ir as ir
 from ...runtime.errors import CompileError
 from ...runtime.target import Target
 from ..debugging.oracle import BisectResult, Engine, bisect_pipeline, random_inputs, relative_error, run_model
+from ..engines.results import arrays_by_name
 from ..pipeline import Context, Pass, PassError, format_pipeline, parse_pipeline
 from ..pipeline.pass_table import DEFAULT_PIPELINE, PASSES, named_pipeline
 from ..programs.options import parse_precision
@@ -90,9 +92,9 @@ def _try_program(
     except (CompileError, PassError) as error:
         return replace(broken, failure=str(error))
     row = found if isinstance(found, tuple) else (found,)
-    expected = run_model(graph, inputs, engine)
-    for name, array in zip(net.output_names, row, strict=True):
-        error_there = relative_error(np.asarray(array), expected[name])
+    actual = arrays_by_name(zip(net.output_names, row, strict=True))
+    for name, expected in run_model(graph, inputs, engine).items():
+        error_there = relative_error(actual[name], expected) if name in actual else math.inf
         if not error_there <= tolerance:
             return replace(broken, tensor=name, error=error_there)
     return BisectResult()

@@ -21,7 +21,8 @@ from ..bits.mixed.search import search
 from ..pipeline.pages import check_installed
 from ..pipeline.progress import ConsoleProgress
 from ..programs.options import MIXED, parse_options
-from .common import JSON, MODEL, SHAPES, THREADS, Shapes, check_output, concrete_model, refuse_program, show, table
+from .common import JSON, MODEL, SHAPES, THREADS, Shapes, concrete_model, refuse_program, show, table
+from .output import check_output
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import wraps
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile, ZipFile
+from zipfile import BadZipFile
 
 import click
 from rich.console import Console
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from ..debugging.compilation import Compilation
     from ..programs.symbolic import SymbolicModel
 
-_MOST_MESSAGE_BYTES = 1_900_000_000  # protobuf holds less than 2 GiB
 _FILE_COLUMNS = 200  # of tables that no terminal shows
 
 Shapes = dict[str, tuple[int, ...]]
@@ -48,7 +46,7 @@ def _parse_shapes(context: click.Context, parameter: click.Parameter, texts: tup
     for text in texts:
         name, _, sizes = text.rpartition("=")
         parts = sizes.split(",") if sizes else []
-        if not name or not all(part.isdigit() for part in parts):
+        if not name or not all(part.isdecimal() for part in parts):
             raise click.BadParameter(f"{text!r} is not NAME=SIZE,SIZE,...")
         shapes[name] = tuple(map(int, parts))
     return shapes
@@ -59,7 +57,7 @@ def _parse_dims(context: click.Context, parameter: click.Parameter, texts: tuple
     for text in texts:
         name, _, numbers = text.rpartition("=")
         parts = numbers.split(":")
-        if not name or not 1 <= len(parts) <= 3 or not all(part.isdigit() for part in parts):
+        if not name or not 1 <= len(parts) <= 3 or not all(part.isdecimal() for part in parts):
             raise click.BadParameter(f"{text!r} is not NAME=LEAST:GREATEST or NAME=LEAST:GREATEST:MULTIPLE")
         dims[name] = (int(parts[0]), int(parts[-1])) if len(parts) < 3 else tuple(map(int, parts))
     return dims
@@ -69,7 +67,9 @@ MODEL = click.argument("model", type=click.Path(path_type=Path))
 INPUTS = click.option(
     "--inputs", "inputs_path", type=click.Path(path_type=Path), help="An .npz file with one array for each input."
 )
-SEED = click.option("--seed", default=0, show_default=True, help="Of the random inputs, where none are given.")
+SEED = click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the random inputs, where none are given."
+)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 SHAPES = click.option(
     "--shape", "shapes", multiple=True, callback=_parse_shapes, metavar="NAME=SIZES",
@@ -240,6 +240,24 @@ def compile_graph(
         return build_graph(graph, builder)
 
 
+def quantized(graph: ir.Model, name: str, arguments: CompileArguments) -> ir.Model:
+    """The graph that is compiled in the place of one with static shapes: quantized, where the command line asks for that."""
+    builder = Builder(arguments.options(), name, drive, progress=ConsoleProgress())
+    if not builder.options.quantization:
+        return graph
+    with builder.reporting():
+        return quantizing(builder, arguments.calibration).prepared(graph)
+
+
+def warn_of_ignored(path: Path, arguments: CompileArguments, shapes: Shapes) -> None:
+    """Say which options do nothing to a program that is compiled already."""
+    names = [field.name for field in fields(arguments) if getattr(arguments, field.name) != field.default]
+    names += ["shape"] if shapes else []
+    if names:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+        click.echo(f"warning: {path} is compiled already: {options} changes nothing; give the ONNX file", err=True)
+
+
 def compile_dims(path: Path, dims: Dims, name: str, arguments: CompileArguments, *, profile: bool = False) -> SymbolicModel:
     """Compile an ONNX file for ranges of sizes as the command line asks, with a progress bar."""
     builder = Builder(arguments.options(profile=profile), name, drive, open_cache(not arguments.no_cache), ConsoleProgress())
@@ -267,46 +285,20 @@ def read_inputs(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an .npz file of arrays with any names (`numpy.savez` takes no "file"), whole or not at all.
-
-    Raises:
-        OptionError: it cannot be written there.
-    """
-    import numpy as np
-
-    temporary = path.with_name(f".{path.name}.{time.monotonic_ns()}.tmp")
-    try:
-        with ZipFile(temporary, "w", allowZip64=True) as archive:
-            for name, array in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
-        temporary.replace(path)
-    except OSError as error:
-        raise OptionError("--output", f"{path} cannot be written: {error.strerror or error}", "check the folder") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
-
-
 def random_arrays(net: Loaded, graph: ir.Model | None, seed: int) -> dict[str, np.ndarray]:
     """Normal floats; integers that are safe as indices: those that the graph allows, or 0 where only the program is there."""
     import numpy as np
 
-    if graph is not None:
-        from ..debugging.oracle import random_inputs
+    from ..engines.random_inputs import not_made_up, random_inputs
 
+    if graph is not None:
         return random_inputs(graph, seed)
     generator = np.random.default_rng(seed)
     arrays = {}
     ports: Sequence[Port | StagedPort] = net.inputs
     for port in ports:
         if port.type is None:
-            raise InputError(
-                f"input {port.name!r}",
-                f"a {port.type_text} cannot be made up",
-                "give --inputs if it is a tensor, else call it in Python",
-            )
+            raise not_made_up(port.name, port.type_text)
         dtype = np.dtype(port.type.dtype)
         is_float = dtype.kind not in "biu"
         arrays[port.name] = generator.normal(size=port.type.shape).astype(dtype) if is_float else np.zeros(port.type.shape, dtype)
@@ -316,12 +308,21 @@ def random_arrays(net: Loaded, graph: ir.Model | None, seed: int) -> dict[str, n
 def show(as_json: bool, data: Mapping[str, object], *parts: str | Table) -> None:
     """Print `data` as JSON, or the parts for people."""
     if as_json:
-        click.echo(json.dumps(data, indent=2))
+        click.echo(json.dumps(_json_value(data), indent=2, allow_nan=False))
         return
     width = None if sys.stdout.isatty() else _FILE_COLUMNS
-    console = Console(soft_wrap=True, highlight=False, markup=False, width=width)
+    console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False, width=width)
     for part in parts:
         console.print(part)
+
+
+def _json_value(value: object) -> object:
+    """The value with null in the place of infinities and NaN, which JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: _json_value(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json_value(one) for one in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
@@ -353,38 +354,3 @@ def refuse_program(path: Path, verb: str) -> None:
     """Raise InvalidModelError if `path` is a compiled program: `verb` needs the model that it was made from."""
     if is_program(path):
         raise InvalidModelError(str(path), f"is a compiled program; {verb} needs a model", "give the ONNX file")
-
-
-def check_output(path: Path, option: str = "--output") -> None:
-    """Raise OptionError early if a file could not be written to `path` after minutes of work."""
-    if path.is_dir() or not path.resolve().parent.is_dir():
-        raise OptionError(option, f"{path} is a folder, or lies in none", "give the path of a file")
-
-
-def write_model(graph: ir.Model, path: Path) -> None:
-    """Write a model to .onnx, or as text to .txt, whole or not at all.
-
-    Weights that the model has in other files are written, too: into it, or where they are more than a message holds, beside it
-    into `path`.data.
-
-    Raises:
-        OptionError: it cannot be written there.
-    """
-    import onnx_ir as ir
-
-    from ..ir.printer import print_model
-
-    temporary = path.with_name(f".{path.name}.{time.monotonic_ns()}.tmp{path.suffix}")
-    try:
-        if path.suffix == ".txt":
-            temporary.write_text(print_model(graph))
-        else:
-            tensors = [value.const_value for value in graph.graph.initializers.values() if value.const_value is not None]
-            is_large = sum(tensor.nbytes for tensor in tensors) > _MOST_MESSAGE_BYTES
-            written = graph if is_large else ir.external_data.load_to_model(graph)
-            ir.save(written, temporary, format="protobuf", external_data=f"{path.name}.data" if is_large else None)
-        temporary.replace(path)
-    except OSError as error:
-        raise OptionError("--output", f"{path} cannot be written: {error.strerror or error}", "check the folder") from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,7 +18,6 @@ from .common import (
     CompileArguments,
     Dims,
     Shapes,
-    check_output,
     compile_dims,
     compile_graph,
     concrete_model,
@@ -26,11 +26,16 @@ from .common import (
     size_text,
     with_compile_arguments,
 )
+from .output import check_output
+
+if TYPE_CHECKING:
+    from ...runtime.staged.staged_model import StagedModel
+    from ..programs.symbolic import SymbolicModel
 
 
 @click.command("compile")
 @MODEL
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write it; MODEL.prefuse if left out.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write it; ./STEM.prefuse if left out.")
 @click.option("--name", help="What reports call the program; the file's name if left out.")
 @click.option("--profile", is_flag=True, help="Give the program the counters that prefuse profile reads.")
 @click.option("--remarks", is_flag=True, help="Print all that the passes say: what they did not do, and why.")
@@ -52,16 +57,18 @@ def command(
     """Compile the ONNX file MODEL into one .prefuse file."""
     refuse_program(model, "compile")
     path = output or Path(f"{model.stem or 'model'}.prefuse")  # a path such as ".", which is refused below, has no name
-    check_output(path)
+    check_output(path, is_replaced=True)
     begin = time.perf_counter()
     if shapes and dims:
         raise OptionError("--shape", "given with --dims", 'give one size as a range: --dims "N=8:8"')
     title = name or model.stem
-    compiled = (
-        compile_dims(model, dims, title, arguments, profile=profile)
-        if dims
-        else compile_graph(concrete_model(model, shapes), title, arguments, profile=profile)
-    )
+    compiled: CompiledModel | StagedModel | SymbolicModel
+    if dims:
+        compiled = compile_dims(model, dims, title, arguments, profile=profile)
+        for note in compiled.unserved:
+            click.echo(f"warning: the file has no program for {note}", err=True)
+    else:
+        compiled = compile_graph(concrete_model(model, shapes), title, arguments, profile=profile)
     compiled.save(path)
     seconds, size_bytes = time.perf_counter() - begin, path.stat().st_size
     plan = compiled.plan if isinstance(compiled, CompiledModel) else None  # a model in stages has one in each

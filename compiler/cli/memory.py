@@ -21,9 +21,9 @@ from .common import (
     SHAPES,
     CompileArguments,
     Shapes,
-    check_output,
     compile_graph,
     concrete_model,
+    quantized,
     random_arrays,
     refuse_program,
     show,
@@ -31,6 +31,7 @@ from .common import (
     table,
     with_compile_arguments,
 )
+from .output import check_output
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,6 +75,7 @@ def command(
         net = compile_graph(graph.clone(), model.stem, arguments, profile=True)
         if isinstance(net, CompiledModel):
             profile = profile_in_turns([net], random_arrays(net, graph, 0), runs)[0]
+    graph = quantized(graph, model.stem, arguments)
     try:
         with predictor_for(options, measure=False, progress=progress) as predictor:
             planned, prediction = planned_and_predicted(graph, options, predictor, model.stem)

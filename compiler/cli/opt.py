@@ -14,7 +14,8 @@ from ..ir.printer import print_model
 from ..pipeline import Context, Pass, PassRecord, format_pipeline, parse_pipeline, run_pipeline
 from ..pipeline.pass_table import DEFAULT_PIPELINE, PASSES, named_pipeline
 from ..programs.options import parse_precision
-from .common import JSON, MODEL, PRECISION, SHAPES, Shapes, check_output, concrete_model, refuse_program, show, table, write_model
+from .common import JSON, MODEL, PRECISION, SHAPES, Shapes, concrete_model, refuse_program, show, table
+from .output import check_output, write_model
 
 
 @click.command("opt")
@@ -59,6 +60,7 @@ def command(
     context = Context(Target.parse(target), precision=parse_precision(precision))
     graph = concrete_model(model, shapes, keeps_groups=True) if shapes else import_model(model, keeps_groups=True)
     records = run_pipeline(graph, passes, context, start=_place(start), stop=_place(stop), keep_texts=print_changed)
+    text = "" if print_changed else print_model(graph)  # before what is written takes the place of files that it is read from
     if output:
         write_model(graph, output)
     said = [str(remark) for remark in context.remarks]
@@ -68,15 +70,15 @@ def command(
         parts = [_difference(record) for record in records if record.changed]
         data["changes"] = parts
     else:
-        parts = [] if output else [print_model(graph)]
-        data["graph"] = print_model(graph)
+        parts = [] if output else [text]
+        data["graph"] = text
     rows = [(record.name, "yes" if record.changed else "", f"{record.seconds * 1e3:.1f}") for record in records]
     tables = [table("Passes", ("pass", "changed", "ms"), rows)] if timed else []
     show(as_json, data, *parts, *(said if remarks else []), *tables)
 
 
 def _place(text: str | None) -> str | int | None:
-    return int(text) if text is not None and text.isdigit() else text
+    return int(text) if text is not None and text.isdecimal() else text
 
 
 def _difference(record: PassRecord) -> str:

@@ -13,8 +13,11 @@ from ...passes.plan.packing import EFFORTS, Block, Packing, pack
 from ...passes.plan.packing.check import packing_faults
 from ...passes.plan.packing.instance import MOST_BYTES
 from ...runtime.errors import InputError, OptionError
-from .common import JSON, check_output, show, size_text
+from ...runtime.files.whole_file import whole_file
+from .common import JSON, show, size_text
+from .output import check_output
 
+_MOST_ALIGNMENT = 1 << 30  # by which offsets of many blocks stay far from the end of 64-bit integers
 _COLUMNS = ("lower", "upper", "size")
 _FIX = "give a file with the columns id, lower, upper, size"
 
@@ -22,10 +25,14 @@ _FIX = "give a file with the columns id, lower, upper, size"
 @click.command("pack")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
-    "--capacity", type=click.IntRange(min=0), help="Bytes within which any packing will do; else the least is looked for."
+    "--capacity", type=click.IntRange(0, MOST_BYTES), help="Bytes within which any packing will do; else the least is looked for."
 )
 @click.option(
-    "--alignment", default=1, show_default=True, type=click.IntRange(min=1), help="Offsets are multiples of so many bytes."
+    "--alignment",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, _MOST_ALIGNMENT),
+    help="Offsets are multiples of so many bytes.",
 )
 @click.option(
     "--effort",
@@ -131,7 +138,7 @@ def _block(file: Path, line: int, row: Mapping[str, str]) -> Block:
 
 def _write(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, str]], packing: Packing) -> None:
     try:
-        with path.open("w", newline="", encoding="utf-8") as text:
+        with whole_file(path) as place, place.open("w", newline="", encoding="utf-8") as text:
             writer = csv.DictWriter(text, [*(name for name in columns if name != "offset"), "offset"])
             writer.writeheader()
             writer.writerows({**row, "offset": offset} for row, offset in zip(rows, packing.offsets, strict=True))

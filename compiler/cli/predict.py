@@ -16,6 +16,7 @@ from .common import (
     CompileArguments,
     Shapes,
     concrete_model,
+    quantized,
     refuse_program,
     show,
     size_text,
@@ -60,7 +61,7 @@ def command(
 
     refuse_program(model, "predict")
     options, progress = arguments.options(), ConsoleProgress()
-    graph = concrete_model(model, shapes)
+    graph = quantized(concrete_model(model, shapes), model.stem, arguments)
     try:
         with predictor_for(options, runs_file, measure=measure, again=again, progress=progress) as predictor:
             found = predict_graph(graph, options, predictor, model.stem)

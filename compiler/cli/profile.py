@@ -24,7 +24,6 @@ from .common import (
     SHAPES,
     CompileArguments,
     Shapes,
-    check_output,
     compile_graph,
     concrete_model,
     is_program,
@@ -34,8 +33,10 @@ from .common import (
     show,
     size_text,
     table,
+    warn_of_ignored,
     with_compile_arguments,
 )
+from .output import check_output
 
 _LABEL = 64  # characters shown of a group
 _ROWS = 40  # groups shown, those that take longest
@@ -79,6 +80,7 @@ def command(
     graph = None if is_program(model) else concrete_model(model, shapes)
     pipelines = [arguments] if compare is None else [arguments, replace(arguments, pipeline=compare)]
     if graph is None:
+        warn_of_ignored(model, arguments, shapes)
         nets = [_whole(load(model))]
     else:
         nets = [_whole(compile_graph(graph, model.stem, one, profile=True)) for one in pipelines]

@@ -17,7 +17,8 @@ from ..quantization.batches import Batches
 from ..quantization.held_out import HELD_OUT_EVERY, Split
 from ..quantization.quantizer import ASSUMED, Calibrated, Settings, assumed_batches, calibrate, uncalibrated
 from ..quantization.ranges import RANGE_METHODS, RangeMethod
-from .common import JSON, MODEL, SHAPES, Shapes, check_output, concrete_model, refuse_program, show, size_text, table, write_model
+from .common import JSON, MODEL, SHAPES, Shapes, concrete_model, refuse_program, show, size_text, table
+from .output import check_output, write_model
 
 if TYPE_CHECKING:
     import onnx_ir as ir

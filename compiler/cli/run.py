@@ -6,13 +6,14 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import numpy as np
 
 from ...runtime.loading.load import Loaded, load
+from ..engines.results import Arrays, arrays_by_name
 from .common import (
     INPUTS,
     JSON,
@@ -21,7 +22,6 @@ from .common import (
     SHAPES,
     CompileArguments,
     Shapes,
-    check_output,
     compile_graph,
     concrete_model,
     is_program,
@@ -30,11 +30,11 @@ from .common import (
     refuse_program,
     show,
     table,
+    warn_of_ignored,
     with_compile_arguments,
-    write_arrays,
 )
+from .output import check_output, write_arrays
 
-Arrays = dict[str, np.ndarray]
 Latency = dict[str, float]
 
 
@@ -65,8 +65,9 @@ def command(
     if compare:
         refuse_program(model, f"--compare {compare}")
     if output:
-        check_output(output)
+        check_output(output, is_replaced=True)
     if is_program(model):
+        warn_of_ignored(model, arguments, shapes)
         graph = None
         net: Loaded = load(model)
     else:
@@ -88,19 +89,7 @@ def command(
 def _call(net: Loaded, inputs: Arrays) -> Arrays:
     found = net(**inputs)
     row = found if isinstance(found, tuple) else (found,)
-    return _arrays(zip(net.output_names, row, strict=True))
-
-
-def _arrays(values: Iterable[tuple[str, object]]) -> Arrays:
-    """The arrays of results: items of a sequence by their places, none for an empty optional, strings as NumPy has them."""
-    arrays: Arrays = {}
-    for name, value in values:
-        if isinstance(value, list):
-            arrays |= _arrays((f"{name}[{place}]", item) for place, item in enumerate(value))
-        elif value is not None:
-            array = np.asarray(value)
-            arrays[name] = array.astype(np.str_) if array.dtype == object else array
-    return arrays
+    return arrays_by_name(zip(net.output_names, row, strict=True))
 
 
 def _compare(
@@ -123,7 +112,7 @@ def _compare(
         expected = session.run(None, inputs)
     except Exception as error:
         raise engine_refused(str(path), "ONNX Runtime", error) from error
-    truths = _arrays(zip(net.output_names, expected, strict=True))
+    truths = arrays_by_name(zip(net.output_names, expected, strict=True))
     both = results.keys() & truths.keys()  # a sequence may have another length
     errors = {name: relative_error(results[name], truths[name]) if name in both else math.inf for name in results | truths}
     return errors, _latency_us(lambda: session.run(None, inputs), repeat)

@@ -13,11 +13,13 @@ import onnx_ir as ir
 from ...runtime.errors import UnsupportedModelError
 from ..engines.onnxruntime_session import OnnxRuntimeSession, serialized
 from ..engines.random_inputs import random_inputs
+from ..engines.results import Arrays, arrays_by_name
 from ..ir.functions import inline_all
 from ..pipeline import Context, Pass, PassError, run_pipeline
 
 Engine = Literal["onnxruntime", "reference"]
-Arrays = dict[str, np.ndarray]
+
+_STRINGS = frozenset("USOT")  # kinds of NumPy's types
 
 __all__ = [
     "Arrays",
@@ -34,7 +36,8 @@ __all__ = [
 def run_model(
     model: ir.Model, inputs: Mapping[str, np.ndarray], engine: Engine = "onnxruntime", *, optimize: bool = False
 ) -> Arrays:
-    """The outputs of a model by name, from ONNX Runtime (with its graph optimizations off unless `optimize`) or onnx.reference.
+    """The outputs of a model, as `arrays_by_name` gives them, from ONNX Runtime (with its graph optimizations off unless
+    `optimize`) or onnx.reference.
 
     Raises:
         Exception: whatever the engine raises for a model that it cannot run.
@@ -44,7 +47,7 @@ def run_model(
         results = OnnxRuntimeSession(model, optimize=optimize).run(inputs)
     else:
         results = _run_reference(model, inputs)
-    return dict(zip(names, map(np.asarray, results), strict=True))
+    return arrays_by_name(zip(names, results, strict=True))
 
 
 def engine_refused(where: str, engine: str, error: Exception) -> UnsupportedModelError:
@@ -56,10 +59,13 @@ def engine_refused(where: str, engine: str, error: Exception) -> UnsupportedMode
 def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
     """|actual - expected| / |expected| in the 2-norm, in float64. Equal infinities and NaNs differ by nothing.
 
-    Infinite where the shapes differ or only one of them is finite; against an expected norm of 0 it is the norm of `actual`.
+    Infinite where the shapes differ or only one of them is finite, or strings are not equal; against an expected norm of 0 it is
+    the norm of `actual`.
     """
     if actual.shape != expected.shape:
         return float("inf")
+    if {actual.dtype.kind, expected.dtype.kind} & _STRINGS:
+        return 0.0 if np.array_equal(actual.astype(np.str_), expected.astype(np.str_)) else float("inf")
     a, b = (_flat_float64(array) for array in (actual, expected))
     differs = ~((a == b) | (np.isnan(a) & np.isnan(b)))
     if not differs.any():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ...runtime.errors import InputError
 from ..ir.constants import constant_tensor
 from ..ir.facts import dtype_name
 
@@ -15,6 +16,9 @@ def random_inputs(model: ir.Model, seed: int = 0) -> dict[str, np.ndarray]:
     """Inputs that the model accepts: floats of the standard normal distribution, integers small enough to index with.
 
     A symbolic dimension gets the same small size wherever its name stands. Deterministic in the model and `seed`.
+
+    Raises:
+        InputError: an input is no tensor of numbers, or nobody knows of which.
     """
     generator = np.random.default_rng(seed)
     sizes: dict[str, int] = {}
@@ -22,11 +26,27 @@ def random_inputs(model: ir.Model, seed: int = 0) -> dict[str, np.ndarray]:
     for value in model.graph.inputs:
         if value.is_initializer():
             continue
-        assert value.dtype is not None, f"input {value.name} has no element type"
-        assert value.shape is not None, f"input {value.name} has no shape"
+        if (kind := _made_up_by_nobody(value)) or value.shape is None:
+            raise not_made_up(str(value.name), kind or "tensor of any rank")
         shape = tuple(dim if isinstance(dim, int) else _size_of(dim, sizes) for dim in value.shape)
         inputs[str(value.name)] = _random_array(generator, shape, value)
     return inputs
+
+
+def not_made_up(name: str, kind: str) -> InputError:
+    """The fault of an input that needs a value from the user."""
+    return InputError(f"input {name!r}", f"a {kind} cannot be made up", "give --inputs if it is a tensor, else call it in Python")
+
+
+def _made_up_by_nobody(value: ir.Value) -> str:
+    """What an input is, in a word, if it is no tensor of numbers; else nothing."""
+    if isinstance(value.type, ir.SequenceType):
+        return "sequence"
+    if isinstance(value.type, ir.OptionalType):
+        return "optional"
+    if value.dtype is None:
+        return "tensor of any type"
+    return f"string{value.shape or ''}" if value.dtype == ir.DataType.STRING else ""
 
 
 def _random_array(generator: np.random.Generator, shape: tuple[int, ...], value: ir.Value) -> np.ndarray:

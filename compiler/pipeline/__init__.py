@@ -248,7 +248,10 @@ def _option_types(cls: type[AnyPass]) -> Mapping[str, object]:
 
 def _parse_value(where: str, text: str, annotation: object) -> OptionValue:
     """Read an option's text as the type its field declares: bool, int, float, str, Literal, or one of them | None."""
-    value = json.loads(text) if text.startswith('"') else text
+    try:
+        value = json.loads(text) if text.startswith('"') else text
+    except ValueError as error:
+        raise OptionError(where, f"{text} is no string of JSON: {error}") from None
     if get_origin(annotation) in (Union, UnionType):
         members = get_args(annotation)
         if NoneType in members and text == "none":

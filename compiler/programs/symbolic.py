@@ -222,6 +222,11 @@ class SymbolicModel(SpecializedModel):
         return tuple(self._ranges.notes())
 
     @property
+    def unserved(self) -> tuple[str, ...]:
+        """The sizes for which a call waits for a compiler, each with the reason."""
+        return tuple(str(served) for served in self._ranges.served if served.model is None)
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """What the passes said while compiling the programs, each line once."""
         ahead = [served.model for served in self._ranges.served if served.model is not None]
@@ -231,6 +236,9 @@ class SymbolicModel(SpecializedModel):
         self._ranges.require_one_graph()
         ahead = [served.whole() for served in self._ranges.served]
         found = {id(one.model): one for one in (*filter(None, ahead), *self._ready())}
+        if ahead and not found:
+            fix = "call it with the sizes that are needed, or compile for these with --shape or example inputs"
+            raise OptionError("save", f"no range of sizes has a program: {'; '.join(self.notes)}", fix)
         return list(found.values())
 
     def report(self) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from .whole_file import whole_file
 
 
 def user_folder() -> Path:
@@ -53,9 +54,5 @@ def replace_file(path: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written; what was there is there still.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
+    with whole_file(path) as temporary:
         temporary.write_text(text)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

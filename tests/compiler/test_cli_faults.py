@@ -52,6 +52,13 @@ def test_outputs_of_any_names_are_written(prefuse_cli: Terminal, tmp_path: Path)
         (["opt", "{model}", "--pipeline", "fuse-epilog"], 1, "did you mean 'fuse-epilogue'"),
         (["opt", "{model}", "-o", "x.json"], 1, "write .onnx or .txt"),
         (["opt", "{model}", "--start", "nothing"], 1, "nothing"),
+        (["opt", "{model}", "--start", "²"], 1, "²"),
+        (["opt", "{model}", "--pipeline", 'fuse-epilogue{{max-ops="\\q"}}'], 1, "is no string of JSON"),
+        (["run", "{model}", "--seed", "-1"], 2, "is not in the range x>=0"),
+        (["run", "{model}", "--shape", "x=²"], 2, "is not NAME=SIZE"),
+        (["compile", "{model}", "--dims", "T=²"], 2, "is not NAME=LEAST"),
+        (["compile", "{model}", "--target", "cpu,threads=²"], 1, "unknown target"),
+        (["compile", "{model}", "--target", "cpu,threads=2", "--threads", "4"], 1, "give one of them"),
     ],
 )
 def test_faults(prefuse_cli: Terminal, model: Path, arguments: list[str], status: int, message: str) -> None:

@@ -108,6 +108,8 @@ def test_relative_error() -> None:
     assert error([0.5], [0.0]) == 0.5
     assert error([True, False], [True, False]) == 0
     assert error([], []) == 0
+    assert error(["a", "b"], np.array(["a", "b"], object)) == 0
+    assert error(["a", "b"], ["a", "c"]) == inf
 
 
 @dataclass(frozen=True)
@@ -154,3 +156,12 @@ def test_bisect(engine: Engine) -> None:
     crashed = bisect_pipeline(model, [FuseFirst(), Spoil(crash=True)], context, inputs, engine=engine)
     assert (crashed.pass_name, crashed.position, crashed.failure) == ("spoil", 1, "out of order")
     assert print_model(model) == before
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_sequences_have_a_name_for_each_item(engine: Engine) -> None:
+    model = model_of(
+        "main (float[5] x) => (seq(float[N]) q) { k = Constant<value_int = 2>() q = SplitToSequence<axis = 0>(x, k) }"
+    )
+    found = run_model(model, {"x": np.arange(5, dtype=np.float32)}, engine)
+    assert {name: array.shape for name, array in found.items()} == {"q[0]": (2,), "q[1]": (2,), "q[2]": (1,)}
