@@ -78,7 +78,7 @@ def _is_scaled(node: ir.Node, quotient: float) -> bool:
     x, scale = node.inputs[0], constant_array(node.inputs[1])
     if x is None or x.dtype not in BYTES or scale is None or scale.dtype != np.float32:
         return False
-    return _is_in_range(scale, quotient)
+    return scale.size <= _LARGEST_CONSTANT and _is_in_range(scale, quotient)
 
 
 def _known(value: ir.Value | None) -> np.ndarray | None:
