@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -11,7 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import onnx_ir as ir
 
-from ...compiler.ir.constants import add_constant, constant_tensor
+from ...compiler.ir.constants import add_constant, constant_tensor, derived_tensor
 from ...compiler.ir.facts import infer_node
 from ...compiler.ir.matching import static_shape
 from ...compiler.ir.names import fresh_name
@@ -19,7 +18,7 @@ from ...compiler.ir.opset_raise import raise_obstacle, raise_opset
 from ...compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, graph_of
 from ...compiler.ir.stored_weights import PRODUCTS, k_axis_of, product_fault
 from ...compiler.pipeline import Context, Pass, number
-from ...compiler.quantization.formats import group_scales, quantize_channels, quantize_groups
+from ...compiler.quantization.formats import group_scales, quantize_channels, quantize_groups, signed_affine
 from ...runtime.precision import Weights
 from .narrow_tables import read_tables
 from .widened_products import NARROW, Widened
@@ -84,7 +83,8 @@ class QuantizeWeights(Pass):
             return f"{len(shape)} dimensions are no matrix"
         if prod(shape) < self.min_elements:
             return f"{prod(shape)} elements are read in no time"
-        return product_fault(node, tensor.dtype)
+        reason = product_fault(node, tensor.dtype)
+        return reason or ("" if _is_finite(tensor) else "they are not finite")
 
     def _quantize(self, model: ir.Model, node: ir.Node, wanted: Weights, widened: Widened) -> None:
         value = node.inputs[1]
@@ -93,14 +93,16 @@ class QuantizeWeights(Pass):
         assert tensor is not None
         k_axis, shape = k_axis_of(node), tuple(tensor.shape.numpy())
         block = self.block_size if wanted == "int4" else 0
-        numbers = _constant(model, partial(_numbers, tensor, k_axis, block), _TYPES[wanted], shape, f"{value.name}_{wanted}")
+        how = (wanted, k_axis, block)
+        lazy = derived_tensor(how, [tensor], partial(_numbers, tensor, k_axis, block), _TYPES[wanted], shape)
+        numbers = add_constant(model, lazy, f"{value.name}_{wanted}")
         if block:
             scales_shape = tuple(-(-extent // block) if d == k_axis else extent for d, extent in enumerate(shape))
         else:
             scales_shape = (shape[1 - k_axis],)
-        scales = _constant(
-            model, partial(_scales, tensor, k_axis, block), ir.DataType.FLOAT, scales_shape, f"{value.name}_scales"
-        )
+        make = partial(_scales, tensor, k_axis, block)
+        lazy = derived_tensor(("scales", *how), [tensor], make, ir.DataType.FLOAT, scales_shape)
+        scales = add_constant(model, lazy, f"{value.name}_scales")
         attributes = {"axis": k_axis, "block_size": block} if block else {"axis": 1 - k_axis}
         made = ir.node("DequantizeLinear", [numbers, scales], attributes)
         made.outputs[0].name = fresh_name(model, f"{value.name}_dequantized")
@@ -122,12 +124,6 @@ def _fault_everywhere(limits: QuantizeWeights, wanted: Weights, model: ir.Model,
     return raise_obstacle(model, _SINCE[wanted])
 
 
-def _constant(model: ir.Model, read: partial[np.ndarray], dtype: ir.DataType, shape: Sequence[int], name: str) -> ir.Value:
-    """A constant that is computed when it is read; the same one for equal computations."""
-    tensor = ir.LazyTensor(lambda: ir.tensor(read(), dtype=dtype), dtype=dtype, shape=ir.Shape(shape))
-    return add_constant(model, tensor, name)
-
-
 def _numbers(tensor: ir.TensorProtocol, k_axis: int, block: int) -> np.ndarray:
     w = _wide(tensor)
     if not block:
@@ -137,7 +133,12 @@ def _numbers(tensor: ir.TensorProtocol, k_axis: int, block: int) -> np.ndarray:
 
 def _scales(tensor: ir.TensorProtocol, k_axis: int, block: int) -> np.ndarray:
     w = _wide(tensor)
-    return group_scales(w, block, 4, k_axis) if block else quantize_channels(w, 1 - k_axis).affine.scale.reshape(-1)
+    return group_scales(w, block, 4, k_axis) if block else signed_affine(np.abs(w).max(axis=k_axis, initial=0.0)).scale
+
+
+def _is_finite(tensor: ir.TensorProtocol) -> bool:
+    w = _wide(tensor)
+    return bool(np.isfinite([w.max(initial=0.0), w.min(initial=0.0)]).all())
 
 
 def _wide(tensor: ir.TensorProtocol) -> np.ndarray:
