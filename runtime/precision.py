@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal, TypeAlias, get_args
+
+from .symbolic.sizes import SizeLike, greatest_of
 
 # bfloat16, float16: what products read is stored in that type where that is faster, all sums and all else is float32.
 # float32: the error against float64 is at most twice that of ONNX Runtime in float32. float32-fast: at most 2e-5 relative.
@@ -14,6 +17,7 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Weights: TypeAlias = Literal["int8", "int4"]
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 LONGEST_SUM = 65_000  # products of a uint8 and an int8 number that surely stay below 2^31
+LONGEST_WIDE_SUM = 33_000  # the same of two numbers up to 255: of uint8, or less a zero point
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +48,15 @@ TOLERANCES: Mapping[str, Tolerance] = {
     "bfloat16": Tolerance(2e-2, "bfloat16", 1, (2, 4, 5, 6, 7)),
     "float16": Tolerance(5e-3, "float16", winograd_outputs=(2, 4, 5, 6, 7)),
 }
+
+
+def holds_sums(op_type: str, a: Sequence[SizeLike], b: Sequence[SizeLike], *, is_turned: bool, is_wide: bool) -> bool:
+    """Whether 32 bits surely hold the sums of a product of 8-bit operands of these shapes, of which a Gemm's A may be `is_turned`
+    (transA). It `is_wide` if numbers of both sides are up to 255."""
+    if op_type == "Conv":
+        depth = prod(b[1:])
+    elif op_type == "ConvTranspose":
+        depth = prod((*b[:1], *b[2:]))
+    else:
+        depth = a[-2 if is_turned else -1]
+    return greatest_of(depth) <= (LONGEST_WIDE_SUM if is_wide else LONGEST_SUM)

@@ -11,7 +11,9 @@ from enum import IntEnum
 
 import onnx_ir as ir
 
+from ...runtime.precision import holds_sums
 from .constants import scalar_constant
+from .matching import static_shape
 from .stored_weights import is_stored_weights
 
 
@@ -107,18 +109,38 @@ def _is_byte_operand(widening: ir.Node) -> bool:
     readers = result.consumers()
     if not readers or result.is_graph_output() or result.dtype != _FLOAT:
         return False
-    return all(
-        KIND_OF_OPERATOR.get(reader.op_type) is Kind.OUTPUT_FUSABLE and all(map(_is_widened_byte, reader.inputs[:2]))
-        for reader in readers
-    )
+    return all(_multiplies_bytes(reader) and all(one is not result for one in reader.inputs[2:]) for reader in readers)
 
 
-def _is_widened_byte(value: ir.Value | None) -> bool:
+def _multiplies_bytes(product: ir.Node) -> bool:
+    """Whether kernels multiply the 8-bit numbers that both operands of a product are made of (`read_narrow` of kernels): they
+    subtract one zero point of each, of convolutions that of the image alone, and 32 bits hold the sums."""
+    if KIND_OF_OPERATOR.get(product.op_type) is not Kind.OUTPUT_FUSABLE:
+        return False
+    a, b = (_widening_of(value) for value in product.inputs[:2])
+    if a is None or b is None:
+        return False
+    zeros = [one.inputs[2] if len(one.inputs) > 2 else None for one in (a, b)]
+    if any(zero is not None and static_shape(zero) != () for zero in zeros):
+        return False
+    if zeros[1] is not None and product.op_type in ("Conv", "ConvTranspose"):
+        return False
+    shapes = [static_shape(one.inputs[0]) for one in (a, b)]
+    if not shapes[0] or not shapes[1]:
+        return False
+    is_wide = zeros[1] is not None or b.inputs[0] is None or b.inputs[0].dtype == ir.DataType.UINT8
+    is_turned = product.attributes.get_int("transA", 0) != 0
+    return holds_sums(product.op_type, shapes[0], shapes[1], is_turned=is_turned, is_wide=is_wide)
+
+
+def _widening_of(value: ir.Value | None) -> ir.Node | None:
+    """What makes float32 of 8-bit numbers, less a zero point if there is one."""
     producer = None if value is None else value.producer()
     if producer is None or producer.op_type not in _WIDENING or not is_known(producer):
-        return False
+        return None
     source = producer.inputs[0]
-    return source is not None and source.dtype in _BYTES
+    is_byte = source is not None and source.dtype in _BYTES
+    return producer if is_byte and (producer.op_type == "Cast" or _is_offset(producer)) else None
 
 
 def _is_rounding(node: ir.Node | None) -> bool:

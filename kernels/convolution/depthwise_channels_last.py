@@ -39,7 +39,7 @@ _BYTE_STRIP = 12  # of bytes, where there are registers for as many: more positi
 _ROW_TAPS = 8  # taps of a row of bfloat16 pairs at once: the weights of more do not stay in registers
 _EDGE_SUMS = 4  # accumulators at the ends of a row: positions times vectors of channels, to hide their latency
 _BYTES = ("uint8", "int8")
-_MOST_BYTE_TAPS = 2**24 // (255 * 128)  # whose sums float32 holds exactly
+_MOST_BYTE_TAPS = {"int8": 2**24 // (255 * 128), "uint8": 2**24 // 255**2}  # by the weights, whose sums float32 holds exactly
 _WORK_PER_OPERATION = 8  # floating-point operations that count as one scalar operation of the work dealt to threads
 
 
@@ -53,7 +53,7 @@ def is_depthwise(form: ChannelsLast) -> bool:
 def sums_bytes(form: ChannelsLast) -> bool:
     """Whether a depthwise convolution is one of bytes, whose sums float32 holds exactly."""
     source, weights = (form.inner.types[name] for name in form.anchor.inputs[:2])
-    return source.dtype in _BYTES and weights.dtype in _BYTES and prod(weights.shape[2:]) <= _MOST_BYTE_TAPS
+    return source.dtype in _BYTES and prod(weights.shape[2:]) <= _MOST_BYTE_TAPS.get(weights.dtype, 0)
 
 
 @dataclass(frozen=True)

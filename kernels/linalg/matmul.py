@@ -119,10 +119,14 @@ class MatMulKernel:
 
     def _reads(self, one: Format) -> bool:
         """Whether the operands' layouts allow the format: neighbours along k can be loaded, or packed, as its k-pack needs."""
-        a, b = self.a, self.b
-        if one.k_pack == 1 or b.name in self.group.constants:
-            return one.k_pack == 1 or not a.lines_last
-        if one.offset or a.name in self.group.zero_points:
+        a, b, zeros = self.a, self.b, self.group.zero_points
+        if one.k_pack == 1:
+            return True
+        if b.name in zeros:  # sums of words lack those of A
+            return False
+        if b.name in self.group.constants:
+            return not a.lines_last
+        if one.offset or a.name in zeros:
             return False
         return not a.lines_last and a.depth % one.k_pack == 0 and one.packs_a and b.lines_last
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 from tvm import tirx
 
+from ...runtime.precision import holds_sums
 from ...runtime.symbolic.sizes import Size
 from ..codegen.builder import Expr, Index, KernelBuilder, broadcast_index, int32_of, row_major
 from ..expressions import pointwise
@@ -20,7 +21,8 @@ from .rounding import rounding_of
 Reader = Callable[[Index], Expr]
 
 NARROW_FLOATS, _BYTES = ("bfloat16", "float16"), ("uint8", "int8")
-_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
+_PRODUCTS = (*_CONVOLUTIONS, "Gemm", "MatMul")
 PANELS = "prefuse.panels"  # attribute of a Gather whose table lies in the panels that kernels of products read
 # The operands that may be constant integers with scales, by operators whose kernels read such.
 _WEIGHTS = {"Gather": (0,), "Gemm": (1,), "MatMul": (1,), "GRU": (1, 2), "LSTM": (1, 2), "RNN": (1, 2)}
@@ -195,9 +197,9 @@ def read_narrow(group: Group) -> Group:
         and _is_unscaled(group, op)
         and group.reader_counts.get(op.outputs[0]) == read_by_anchors.count(op.outputs[0])
     }
-    bytes_of = {name for name, op in widened.items() if group.types[op.inputs[0]].dtype in _BYTES}
-    readers = [op for op in anchors if not bytes_of.isdisjoint(op.inputs)]
-    if not all(op.op_type in _PRODUCTS and bytes_of.issuperset(op.inputs[:2]) for op in readers):
+    bytes_of = {name: op for name, op in widened.items() if group.types[op.inputs[0]].dtype in _BYTES}
+    readers = [op for op in anchors if not bytes_of.keys().isdisjoint(op.inputs)]
+    if not all(_multiplies_bytes(group, op, bytes_of) for op in readers):
         widened = {name: op for name, op in widened.items() if name not in bytes_of}
     if not widened:
         return group
@@ -209,6 +211,21 @@ def read_narrow(group: Group) -> Group:
     )
     zeros = {op.inputs[0]: op.inputs[2] for op in widened.values() if len(op.inputs) > 2 and op.inputs[2]}
     return replace(group, ops=ops, zero_points={**group.zero_points, **zeros})
+
+
+def _multiplies_bytes(group: Group, anchor: Op, bytes_of: Mapping[str, Op]) -> bool:
+    """Whether kernels multiply the 8-bit numbers that both operands of an anchor are made of: they subtract one zero point of
+    each, of convolutions that of the image alone, and 32 bits hold the sums."""
+    names = anchor.inputs[:2]
+    is_product = anchor.op_type in _PRODUCTS and bytes_of.keys() >= set(names) and bytes_of.keys().isdisjoint(anchor.inputs[2:])
+    if not is_product:
+        return False
+    zeros = [op.inputs[2] if len(op.inputs) > 2 else "" for op in (bytes_of[name] for name in names)]
+    if any(zero and group.types[zero].shape != () for zero in zeros) or (zeros[1] and anchor.op_type in _CONVOLUTIONS):
+        return False
+    shapes = [group.types[name].shape for name in names]
+    is_wide = bool(zeros[1]) or group.types[bytes_of[names[1]].inputs[0]].dtype == "uint8"
+    return holds_sums(anchor.op_type, *shapes, is_turned=bool(anchor.attribute("transA", 0)), is_wide=is_wide)
 
 
 def _is_unscaled(group: Group, op: Op) -> bool:

@@ -11,12 +11,12 @@ import onnx_ir as ir
 from ....compiler.ir.constants import add_constant, constant_array
 from ....compiler.ir.matching import producer_of, static_shape
 from ....compiler.ir.rewriter import operation
+from ....runtime.precision import LONGEST_SUM
 from ..products import CONVOLUTIONS
 
 BYTES = (ir.DataType.UINT8, ir.DataType.INT8)
 _FLOAT = int(ir.DataType.FLOAT)
 _K_PACK = 4  # neighbours along k that a dot product takes
-_LARGEST_SUM, _LARGEST_PRODUCT = 2**31, 255 * 128  # of a 32-bit accumulator; of an unsigned and a signed byte
 LARGEST_FLOAT = 2**24  # up to which float32 holds all integers
 
 
@@ -72,7 +72,7 @@ class Operands:
     def _size_fault(self, shape: tuple[int, ...]) -> str:
         if self.op_type in CONVOLUTIONS and (reason := self._word_fault(shape)):
             return reason
-        if self.depth * _LARGEST_PRODUCT >= _LARGEST_SUM:
+        if self.depth > LONGEST_SUM:
             return f"sums of {self.depth} products could pass 2^31"
         return ""
 
