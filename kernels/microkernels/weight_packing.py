@@ -78,6 +78,8 @@ def cut_sections(depth: int, columns: int, bits: int, block: int, longest: int, 
     length = block
     while length > longest and length % (2 * per_word) == 0:
         length //= 2
+    if length > longest:  # an odd number of words: the greatest part that is as long as all others
+        length = next(one for one in range(longest // per_word * per_word, 0, -per_word) if block % one == 0)
     return Sections(depth, columns, bits, length, tile)
 
 

@@ -12,7 +12,7 @@ import pytest
 from prefuse.kernels.cost.stored_weights import dequantized_tiles, fixed_point_tiles
 from prefuse.kernels.formats.digits import DigitUnit
 from prefuse.kernels.groups.group import Group, Op
-from prefuse.kernels.microkernels.weight_packing import shared_sections
+from prefuse.kernels.microkernels.weight_packing import cut_sections, shared_sections
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.hardware.machine import row
@@ -102,6 +102,29 @@ def test_products(dtype: str, level: str) -> None:
         for has_zero, is_turned in ((False, False), (True, True)):
             cases.append(case_of(rows_of(m, k), dtype, n, block, has_zero=has_zero, is_turned=is_turned))
     check(by_template(in_turn(cases, level, tuple(TEMPLATES)), level), target_of(level))
+
+
+@pytest.mark.parametrize("level", TEMPLATES)
+@pytest.mark.parametrize("block", [260, 264, 1000])
+def test_blocks_of_odd_lengths(block: int, level: str) -> None:
+    """Sums of 8-bit digits by the largest weights stay in 32 bits."""
+    case = case_of(np.ones((3, block), np.float32), "uint8", 17, block, has_zero=True)
+    case.arrays["w"][:], case.arrays["o"][:] = 255, 3
+    exact = 252.0 * block * case.arrays["s"].astype(np.float64).reshape(1, -1)
+    wanted = np.broadcast_to(exact, (3, 17)).astype(np.float32)
+    cases = [replace(case, expected=[wanted], atol=2e-5 * float(wanted.max()))]
+    cases.append(case_of(rows_of(2, 2 * block), "int8", 20, block))
+    check(by_template(in_turn(cases, level, tuple(TEMPLATES)), level), target_of(level))
+
+
+@pytest.mark.parametrize(("bits", "per_word"), [(8, 4), (4, 8), (2, 16)])
+def test_sections_are_no_longer_than_they_may_be(bits: int, per_word: int) -> None:
+    for block in (*range(per_word, 1200, per_word), 768, 4096, 1_000_000 // per_word * per_word):
+        for longest in (128, 256, 1024):
+            sections = cut_sections(3 * block, 40, bits, block, longest, 32)
+            assert sections.length <= longest
+            assert sections.length % per_word == block % sections.length == 0
+            assert block > longest or sections.length == block
 
 
 @pytest.mark.parametrize("level", TEMPLATES)
