@@ -23,7 +23,7 @@ from typing import TypeVar
 from tvm import tirx
 
 from ...runtime.plan import TensorType
-from ...runtime.symbolic.sizes import Size, SizeLike, greatest_of, least_of, minimum_of
+from ...runtime.symbolic.sizes import Size, SizeLike, greatest_of, least_of, maximum_of, minimum_of
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
 from ..microkernels.amx_blocks import TileOperand
 from ..microkernels.amx_packing import LINES
@@ -258,7 +258,7 @@ class TiledImage:
         numbers, of_step = self.product.numbers, self.product.depth
         line = builder.local(self.terms * self.line, numbers, "line")
         self._clear(builder, line, 0, self.terms * self.line, padding)
-        count = minimum_of(self.inputs[2], (self.line - of_step) // channels - begin)
+        count = maximum_of(minimum_of(self.inputs[2], (self.line - of_step) // channels - begin), 0)
         with builder.when(exists), builder.loop(channels, name="channel") as channel:
 
             def store(x: Expr) -> None:

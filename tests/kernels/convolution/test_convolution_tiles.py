@@ -52,6 +52,7 @@ def convolutions() -> list[Case]:
         convolution((1, 33, 6, 5), 40, 1),
         convolution((1, 3, 13, 12), 20, (7, 5), (2, 3), (3, 2, 1, 2), keep_first=("x",)),
         convolution((1, 5, 12, 14), 17, 3, (2, 1), 2, (2, 3)),
+        convolution((1, 3, 9, 1), 20, 3, (1, 8), (1, 9, 1, 0), keep_first=("x",)),  # of rows that are padding alone
         convolution((3, 64, 7, 7), 64, 1, 2),
         convolution((2, 1, 3, 3), 1, 3),
         convolution((1, 8, 4, 4), 5, 2, 3, (0, 1, 2, 0)),
