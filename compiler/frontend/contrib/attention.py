@@ -11,6 +11,7 @@ import onnx_ir as ir
 from .activations import Results
 from .call import Call, RefusedNodeError
 from .masks import Mask, causal_bias, mask_bias
+from .quantized import scaled_product
 
 _PLAIN_ATTRIBUTES = {"do_rotary": 0, "past_present_share_buffer": 0, "output_qk": 0}
 
@@ -29,8 +30,7 @@ def quantized_attention(call: Call) -> Results:
     """`attention` whose input and weights are 8-bit integers, each with a scale and a zero point."""
     x, weights, bias = call.input(0), call.input(1), call.input(2)
     product = call.op("MatMulInteger", x, weights, call.optional(6), call.optional(7))
-    scale = call.op("Mul", call.input(3), call.input(4))
-    projected = call.op("Mul", call.op("Cast", product, to=int(call.dtype(bias))), scale)
+    projected = scaled_product(call, product, call.input(3), call.input(4))
     sizes = (call.size(weights, 1) // 3,) * 3
     return self_attention(call, call.op("Add", projected, bias), sizes, mask=call.optional(5), past=call.optional(8), extra=None)
 

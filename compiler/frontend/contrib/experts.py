@@ -50,9 +50,12 @@ def _quantized_layer(call: Call, number: int, position: int, zero: int) -> _Laye
     packed, scale = call.input(position), call.input(position + 1)
     outer = call.size(packed, 0), call.size(packed, 1)
     blocks = call.size(scale, 2) if call.rank(scale) == 3 else 1
-    call.ignore("block_size")  # the scales say it
     depth = call.size(packed, 2) * 8 // bits
-    weight = dequantized(call, packed, scale, call.optional(zero), bits, (*outer, blocks), depth // blocks)
+    block = min(call.integer("block_size", 0) or depth // blocks, depth)
+    if not 0 < depth <= blocks * block < depth + block:
+        raise RefusedNodeError(f"its {blocks} scales of a row are not those of blocks of {block} of {depth} numbers")
+    shape = (*outer, blocks)
+    weight = dequantized(call, packed, scale, call.optional(zero), bits, shape, block, depth, is_padded=False)
     return _Layer(weight, call.optional(position + 2))
 
 

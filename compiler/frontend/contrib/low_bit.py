@@ -92,15 +92,19 @@ def dequantized(
     shape: tuple[int, ...],
     block: int,
     depth: int | None = None,
+    *,
+    is_padded: bool = True,
 ) -> ir.Value:
     """The weight [..., blocks * block] whose rows lie packed in bytes; `shape` is that of the scales [..., blocks].
-    With `depth` only so many columns of it.
+    With `depth` only so many columns of it; where it is not `is_padded`, these alone are packed.
 
     Zero points are floats, or integers packed along the blocks; those of rows of one block may be packed along the rows.
     """
     if bits not in _UNSIGNED:
         raise RefusedNodeError(f"weights of {bits} bits are not taken")
-    count = shape[-1] * block
+    count = shape[-1] * block if is_padded or depth is None else depth
+    if count % block and zero is not None and call.dtype(zero).is_floating_point():
+        raise RefusedNodeError("its last blocks are short, and its zero points floats")
     weight = _retyped(call, packed, bits, (*shape[:-1], count))
     scale = call.op("Reshape", scale, list(shape))
     if zero is not None and call.dtype(zero).is_floating_point():

@@ -109,9 +109,17 @@ def gemm(call: Call) -> Results:
 def matmul_to_float(call: Call) -> Results:
     """a_scale * b_scale * (a @ b) + bias for the integers a and b."""
     product = call.op("MatMulInteger", call.input(0), call.input(1), call.optional(4), call.optional(5))
-    scale = call.op("Mul", call.input(2), call.input(3))
-    y = call.op("Mul", call.op("Cast", product, to=int(call.dtype(scale))), scale)
+    y = scaled_product(call, product, call.input(2), call.input(3))
     return (add_all(call, y, call.optional(6)),)
+
+
+def scaled_product(call: Call, product: ir.Value, a_scale: ir.Value, b_scale: ir.Value) -> ir.Value:
+    """Sums of integers times both scales, in the type of these; in float32, as sums are larger than what float16 holds."""
+    kind, scales = call.dtype(b_scale), (a_scale, b_scale)
+    if kind != ir.DataType.FLOAT:
+        scales = (call.op("Cast", a_scale, to=_FLOAT), call.op("Cast", b_scale, to=_FLOAT))
+    y = call.op("Mul", call.op("Cast", product, to=_FLOAT), call.op("Mul", *scales))
+    return y if kind == ir.DataType.FLOAT else call.op("Cast", y, to=int(kind))
 
 
 def dynamic_quantize_matmul(call: Call) -> Results:

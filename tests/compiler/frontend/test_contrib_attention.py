@@ -144,6 +144,15 @@ def test_quantized_attention() -> None:
     check(Case("QAttention", [*columns, floats(2, 2, 2, 3, 4)], {"num_heads": 2, "unidirectional": 1}, (1, 1), tolerance=1e-4))
 
 
+def test_sums_of_quantized_attention_that_float16_does_not_hold() -> None:
+    x, weights = RANDOM.integers(200, 256, (2, 5, 64)).astype(np.uint8), RANDOM.integers(-9, 64, (64, 24)).astype(np.int8)
+    bias, scales = floats(24), [np.array(0.02, np.float32), np.array(0.001, np.float32)]
+    wide = Case("QAttention", [x, weights, bias, *scales], {"num_heads": 2})
+    narrow = [x, weights, *(one.astype(np.float16) for one in (bias, *scales))]
+    (expected,) = by_onnxruntime(wide)
+    check(Case("QAttention", narrow, {"num_heads": 2}, tolerance=2e-2), [expected.astype(np.float16)])
+
+
 def tables(size: int) -> list[np.ndarray]:
     """Cosines and sines of 32 positions."""
     angles = np.arange(32)[:, None] / 100 ** (np.arange(size) / size)

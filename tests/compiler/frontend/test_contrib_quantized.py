@@ -320,17 +320,23 @@ def test_quantized_tables(case: Case) -> None:
 
 
 def experts(
-    *, block: int = 0, with_points: bool = False, chances: np.ndarray | None = None, bits: int = 4, **more: object
+    *,
+    block: int = 0,
+    with_points: bool = False,
+    chances: np.ndarray | None = None,
+    bits: int = 4,
+    hidden: int = 32,
+    **more: object,
 ) -> Case:
-    """QMoE: 6 tokens of 32 numbers, 4 experts with 64 inner numbers; scales of rows, or of blocks of them."""
+    """QMoE: 6 tokens of `hidden` numbers, 4 experts with 64 inner numbers; scales of rows, or of blocks of them."""
     inner = 128 if more["activation_type"] == "swiglu" else 64
     layers: list[np.ndarray | None] = []
     points: list[np.ndarray | None] = []
-    for rows, depth in ((inner, 32), (32, 64)):
-        blocks = (4, rows, depth // block) if block else (4, rows)
+    for rows, depth in ((inner, hidden), (hidden, 64)):
+        blocks = (4, rows, -(-depth // block)) if block else (4, rows)
         layers += [bytes_(4, rows, depth * bits // 8), positive(*blocks) * np.float32(0.05), floats(4, rows)]
         points.append(bytes_(*blocks[:-1], -(-blocks[-1] * bits // 8)) if with_points else None)
-    inputs = [floats(6, 32), floats(6, 4), *layers, None, None, None, *points, None, chances]
+    inputs = [floats(6, hidden), floats(6, 4), *layers, None, None, None, *points, None, chances]
     attributes = {"k": 2, "expert_weight_bits": bits, "normalize_routing_weights": int(chances is None), **more}
     if block:
         attributes["block_size"] = block
@@ -342,6 +348,8 @@ EXPERTS = {
     "rows-of-bytes": experts(activation_type="silu", bits=8, with_points=True),
     "rows-and-points": experts(activation_type="relu", with_points=True, chances=positive(6, 4)),
     "blocks": experts(activation_type="gelu", block=16, with_points=True),
+    "short-blocks": experts(activation_type="relu", block=32, hidden=48),
+    "short-blocks-and-points": experts(activation_type="relu", block=32, hidden=80, with_points=True),
     "swiglu": experts(activation_type="swiglu", swiglu_fusion=1, activation_alpha=1.7, activation_beta=1.0),
 }
 
@@ -358,8 +366,24 @@ def test_experts_whose_routing_weights_do_not_add_up() -> None:
         import_model(case.model())
 
 
+def test_experts_whose_scales_are_not_those_of_blocks() -> None:
+    case = experts(activation_type="relu", block=16)
+    with pytest.raises(UnsupportedModelError, match="2 scales of a row are not those of blocks of 8 of 32 numbers"):
+        import_model(replace(case, attributes={**case.attributes, "block_size": 8}).model())
+
+
+def test_sums_that_float16_does_not_hold() -> None:
+    """Times scales of float16 they are its numbers again."""
+    a, b = np.full((2, 64), 250, np.uint8), RANDOM.integers(30, 64, (64, 5)).astype(np.int8)
+    scales, bias = [np.array(0.02, np.float16), np.array(0.01, np.float16)], floats(5).astype(np.float16)
+    exact = (a.astype(np.float64) @ b) * float(scales[0]) * float(scales[1]) + bias
+    case = Case("MatMulIntegerToFloat", [a, b, *scales, None, None, bias], tolerance=2e-3)
+    check(case, [exact.astype(np.float16)])
+
+
 COMPILED = {
     "experts": EXPERTS["blocks"],
+    "short-blocks": EXPERTS["short-blocks-and-points"],
     "add": INTEGER_CASES["add"],
     "convolution": INTEGER_CASES["convolution"],
     "gemm": INTEGER_CASES["gemm"],
