@@ -12,7 +12,6 @@ import onnx_ir as ir
 from ...runtime.target import VNNI, Target
 from ..engines.random_inputs import random_inputs
 from ..ir.facts import KEPT_FLOAT_KEY, infer_facts
-from ..ir.matching import static_shape
 from ..pipeline import Context, parse_pipeline, run_pipeline
 from ..pipeline.pass_table import PASSES
 from .batches import Batch, Batches
@@ -235,6 +234,6 @@ def _observed(model: ir.Model, units: Iterable[Unit]) -> list[str]:
     flow = find_flow(model.graph, taken)
     names = {str(value.name) for value in flow.readers}
     for node in model.graph:
-        if node.op_type == "Add" and node.domain == "" and all(static_shape(value) is not None for value in node.inputs):
+        if node.op_type == "Add" and node.domain == "":
             names |= {str(value.name) for value in node.inputs if value is not None and value.producer() in taken}
     return sorted(names)

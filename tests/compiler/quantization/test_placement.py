@@ -279,3 +279,16 @@ def test_channels_of_zeros() -> None:
 
 def test_a_flow_without_units_is_empty() -> None:
     assert not find_flow(import_model(residual_network()).graph, []).readers
+
+
+def test_sums_of_named_sizes() -> None:
+    """Which of two convolutions' results a sum reads in 8 bits depends on the assignment, whatever the batch is."""
+    nodes = [("Conv", "x w0", "a"), ("Conv", "a w1", "e"), ("Relu", "e", "r"), ("Conv", "r w2", "b"), ("Add", "a b", "s")]
+    shapes = {f"w{number}": (8, 8, 1, 1) for number in range(4)}
+    model = built([*nodes, ("Conv", "s w3", "y")], ["N", 8, 6, 6], shapes)
+    data = [{"x": np.random.default_rng(seed).standard_normal((2, 8, 6, 6)).astype(np.float32)} for seed in range(2)]
+    found = calibrate(import_model(model), data, Target.parse("cpu"))
+    names = list(found.uniform())
+    assert len(names) == 4
+    for left in names:
+        found.place({name: "int8" for name in names if name != left})
