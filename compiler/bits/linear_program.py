@@ -19,6 +19,8 @@ from .tables import Array, CastTable, Tables
 
 _SIZE = 1e5  # what the objective is scaled to: HiGHS's tolerances are absolute, 1e-6 and 1e-7
 
+_SOLVED, _INFEASIBLE = 0, 2  # of SciPy's statuses; others are limits and numerical trouble
+
 End = Literal["solved", "infeasible", "limit"]
 
 
@@ -87,7 +89,7 @@ class LinearProgram:
     def relaxed(self, allowed: Array, size: float) -> Relaxation | None:
         """The linear relaxation over the `allowed` choices [unit][format]; None if even that has no answer.
 
-        The result is as exact as it is of the order of `size`.
+        The result is as exact as it is of the order of `size`. Where HiGHS finds none for other reasons, it bounds nothing.
         """
         scale = _SIZE / size
         equal = self.low == self.high
@@ -101,8 +103,10 @@ class LinearProgram:
             bounds=np.stack([self._lower(), self._upper(allowed)], axis=1),
             method="highs",
         )
-        if result.x is None or result.status != 0:
+        if result.status == _INFEASIBLE:
             return None
+        if result.x is None or result.status != _SOLVED:
+            return Relaxation(-np.inf, np.where(allowed, 1.0, 0.0), np.zeros(allowed.shape))
         shares, costs = (self._by_unit(row) for row in (result.x, result.lower.marginals))
         return Relaxation(result.fun / scale + self.fixed, shares, np.maximum(costs, 0.0) / scale)
 
@@ -129,9 +133,9 @@ class LinearProgram:
     def _found(self, result: OptimizeResult, scale: float) -> Found:
         chosen = None if result.x is None else self._by_unit(result.x).argmax(axis=1)
         bound = -np.inf if result.mip_dual_bound is None else result.mip_dual_bound / scale + self.fixed
-        if result.status == 0:
+        if result.status == _SOLVED:
             return Found("solved", chosen, bound)
-        return Found("infeasible" if result.status == 2 else "limit", chosen, bound)
+        return Found("infeasible" if result.status == _INFEASIBLE else "limit", chosen, bound)
 
     def _without(self, refused: list[Array]) -> LinearConstraint:
         rows = _Rows()

@@ -82,7 +82,7 @@ class Solution:
 def solve(problem: Problem, *, gap: float = GAP, exact: bool = False, seconds: float | None = None) -> Solution:
     """The formats with the least objective within the budgets, proven to `gap`, or with `exact` to be the least of all.
 
-    The answer depends on the problem alone, unless `seconds` are up: then it is the assignment that was found by rounding.
+    The answer depends on the problem alone, unless `seconds` are up: then it is the best that was found.
     """
     start = time.perf_counter()
     deadline = None if seconds is None else start + seconds
@@ -123,10 +123,11 @@ class _Solving:
     def _relax(self, program: LinearProgram, allowed: Array) -> _Open | None:
         """Bound the objective and round the relaxation; again where the optimum is too small for the numbers around it."""
         size = float(self.tables.scales[self.tables.is_objective].max())
+        found: _Open | None = None
         while True:
             relaxation = program.relaxed(allowed, size)
-            if relaxation is None:
-                return None
+            if relaxation is None or (found is not None and not np.isfinite(relaxation.bound)):
+                return found
             self.bound = max(self.bound, relaxation.bound)
             start = np.where(allowed, relaxation.shares, -1.0).argmax(axis=1)
             self._offer(repaired(self.tables, start, allowed))
@@ -159,6 +160,7 @@ class _Solving:
                 seconds=self.deadline - time.perf_counter() if timed and self.deadline is not None else None,
             )
             if found.end == "limit":
+                self._offer(found.chosen)
                 return False
             if found.chosen is None:
                 self.bound = self.objective
@@ -205,8 +207,10 @@ def _impossible(problem: Problem, deadline: float | None) -> Solution:
         first = short[0]
     else:
         kept = _compatible(problem, list(problem.budgets), deadline)
-        first = next(name for name in problem.budgets if name not in kept)
+        first = next((name for name in problem.budgets if name not in kept), "")
         shortfalls = []
+    if not first and (found := _Solving(problem, np.inf, deadline).run()) is not None:  # it was HiGHS that found none
+        return replace(found, status="limit")
     least = _least(problem, first, kept, deadline)
     if not short:
         shortfalls = [Shortfall(first, problem.budgets[first], least.objective, kept)]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from prefuse.compiler.bits import linear_program
 from prefuse.compiler.bits.problem import Cast, Peak, Problem, Step, Unit
 from prefuse.compiler.bits.solver import Solution, solve
 
@@ -159,3 +160,35 @@ def test_nothing_to_choose() -> None:
 def test_an_infinite_budget_is_none() -> None:
     units = (Unit("u", ("a", "b"), {"time": (2.0, 1.0)}),)
     assert solve(Problem(units, "time", {"time": float("inf")})).objective == 1.0
+
+
+@pytest.mark.parametrize("working", [0, 1])
+def test_relaxations_that_highs_gives_up(working: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numerical trouble is no proof that nothing keeps the budgets; what was known before still is."""
+    problem = model_problem(12, budget=0.3)
+    expected, calls, relaxed = solve(problem, exact=True), [], linear_program.linprog
+
+    def troubled(*given: object, **options: object) -> object:
+        calls.append(relaxed(*given, **options))
+        if len(calls) > working:
+            calls[-1].status, calls[-1].x = 4, None
+        return calls[-1]
+
+    monkeypatch.setattr(linear_program, "linprog", troubled)
+    found = solve(problem, exact=True)
+    assert found.status == expected.status == "optimal"
+    assert found.objective == pytest.approx(expected.objective, rel=1e-9)
+
+
+def test_searches_that_highs_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, whole = model_problem(12, budget=0.3), linear_program.milp
+
+    def troubled(*given: object, **options: object) -> object:
+        result = whole(*given, **options)
+        result.status, result.x = 4, None
+        return result
+
+    monkeypatch.setattr(linear_program, "milp", troubled)
+    solution = solve(problem, exact=True)
+    assert solution.status in ("limit", "optimal")
+    check(problem, solution)
