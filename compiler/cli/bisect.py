@@ -68,8 +68,8 @@ def command(
     """
     refuse_program(model, "bisect")
     graph = concrete_model(model, shapes)
-    names = [str(value.name) for value in graph.graph.inputs]
-    inputs = read_inputs(inputs_path, names) if inputs_path else random_inputs(graph, seed)
+    types = {str(value.name): "" if value.dtype is None else value.dtype.numpy().name for value in graph.graph.inputs}
+    inputs = read_inputs(inputs_path, types) if inputs_path else random_inputs(graph, seed)
     passes = [one for one in parse_pipeline(named_pipeline(pipeline), PASSES) if isinstance(one, Pass)]
     found = bisect_pipeline(
         graph, passes, Context(Target.parse(target), precision=parse_precision(precision)), inputs, tolerance, engine

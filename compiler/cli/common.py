@@ -10,7 +10,6 @@ from functools import wraps
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
 
 import click
 from rich.console import Console
@@ -264,25 +263,25 @@ def compile_dims(path: Path, dims: Dims, name: str, arguments: CompileArguments,
     return compile_ranges(path, None, dims, builder)
 
 
-def read_inputs(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, by the names of the model's inputs.
+def read_inputs(path: Path, types: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file, by the names of the model's inputs, whose types are known or "".
 
     Raises:
         InputError: the file cannot be read, or has not exactly these names.
     """
-    import numpy as np
+    from ..programs.array_files import read_arrays, typed
 
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except OSError as error:
-        raise InputError(str(path), f"cannot be read: {error.strerror or error}", "give the path of an .npz file") from error
-    except (ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
-        raise InputError(str(path), "is no .npz file of arrays", "write it with numpy.savez(path, **inputs)") from error
-    if arrays.keys() != set(names):
+    arrays = read_arrays(path)
+    if arrays.keys() != types.keys():
         found = ", ".join(arrays) or "nothing"
-        raise InputError(str(path), f"holds {found}", f"write one array for each input of the model: {', '.join(names)}")
-    return arrays
+        raise InputError(str(path), f"holds {found}", f"write one array for each input of the model: {', '.join(types)}")
+    return {name: typed(array, types[name]) if types[name] else array for name, array in arrays.items()}
+
+
+def input_types(net: Loaded) -> dict[str, str]:
+    """The element types of a program's inputs by their names; "" where it is not known."""
+    ports: Sequence[Port | StagedPort] = net.inputs
+    return {port.name: "" if port.type is None else port.type.dtype for port in ports}
 
 
 def random_arrays(net: Loaded, graph: ir.Model | None, seed: int) -> dict[str, np.ndarray]:

@@ -26,6 +26,7 @@ from .common import (
     Shapes,
     compile_graph,
     concrete_model,
+    input_types,
     is_program,
     random_arrays,
     read_inputs,
@@ -84,8 +85,7 @@ def command(
         nets = [_whole(load(model))]
     else:
         nets = [_whole(compile_graph(graph, model.stem, one, profile=True)) for one in pipelines]
-    names = nets[0].input_names
-    inputs = read_inputs(inputs_path, names) if inputs_path else random_arrays(nets[0], graph, seed)
+    inputs = read_inputs(inputs_path, input_types(nets[0])) if inputs_path else random_arrays(nets[0], graph, seed)
     before = measure(nets[0])
     profiles = profile_in_turns(nets, inputs, runs)
     limits = before.joined(measure(nets[0]))

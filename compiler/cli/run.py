@@ -24,6 +24,7 @@ from .common import (
     Shapes,
     compile_graph,
     concrete_model,
+    input_types,
     is_program,
     random_arrays,
     read_inputs,
@@ -73,7 +74,7 @@ def command(
     else:
         graph = concrete_model(model, shapes)
         net = compile_graph(graph, model.stem, arguments)
-    inputs = read_inputs(inputs_path, net.input_names) if inputs_path else random_arrays(net, graph, seed)
+    inputs = read_inputs(inputs_path, input_types(net)) if inputs_path else random_arrays(net, graph, seed)
     results = _call(net, inputs)
     if output:
         write_arrays(output, results)

@@ -12,22 +12,32 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import onnx_ir as ir
 
 from ...runtime.errors import InputError
+from ...runtime.interchange import as_array
 from ..ir.facts import dtype_name
-from ..programs.digest import arrays_digest
+from ..programs.array_files import read_arrays, typed
+from ..programs.digest import array_digest, arrays_digest, combine
 
 Batch = dict[str, np.ndarray]
 _WHERE = "calibration"
 
 
 def repeatable(data: object) -> object:
-    """Calibration data that can be gone through more than once: what an iterator gives is kept."""
-    return list(data) if isinstance(data, Iterator) else data
+    """Calibration data that can be gone through more than once: what an iterator gives is kept, as copies of arrays that it might
+    fill again."""
+    return [_copied(batch) for batch in data] if isinstance(data, Iterator) else data
+
+
+def _copied(given: Any) -> object:
+    if isinstance(given, Mapping):
+        return {name: _copied(value) for name, value in given.items()}
+    if isinstance(given, (tuple, list)):
+        return [_copied(value) for value in given]
+    return given.copy() if isinstance(given, np.ndarray) else given.clone() if hasattr(given, "detach") else given
 
 
 def data_digest(data: object) -> str:
@@ -50,7 +60,7 @@ def _loaders(data: object) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
     for number, batch in enumerate(_iterable(data)):
         row = batch.items() if isinstance(batch, Mapping) else enumerate(batch if isinstance(batch, (tuple, list)) else (batch,))
         for name, given in row:
-            yield f"{number} {name}", partial(_as_array, given)
+            yield f"{number} {name}", partial(_as_array, given, f"{_WHERE} batch {number}, input {name!r}")
 
 
 def _iterable(data: object) -> Iterable[object]:
@@ -63,7 +73,8 @@ def _iterable(data: object) -> Iterable[object]:
 class Batches:
     """Batches that can be gone through again and again: those of a list, of files, or of an iterator, which are kept.
 
-    `inputs` are the values of the graph that a batch holds. Each pass checks what it gives.
+    `inputs` are the values of the graph that a batch holds. Each pass checks what it gives; of other iterables, too, that it is
+    what the first one gave, as ranges would be of one half of the data and errors of another where batches are shuffled.
 
     Raises:
         InputError: `data` is none of what the page describes.
@@ -76,18 +87,32 @@ class Batches:
             self._source = _Files(Path(data), self._inputs)
         else:
             self._source = _iterable(repeatable(data))
+        self._is_fixed = isinstance(self._source, (_Files, list, tuple))
+        self._seen: list[str] = []  # digests of the batches of what is not
 
     def __iter__(self) -> Iterator[Batch]:
         """Each batch, its arrays by name.
 
         Raises:
-            InputError: there is none; or a batch has other names, shapes or element types than the inputs, or NaN or infinities.
+            InputError: there is none; or a batch has other names, shapes or element types than the inputs, or NaN or infinities;
+                or it is another one than at first.
         """
         number = -1
         for number, given in enumerate(self._source):
-            yield self._checked(given, f"{_WHERE} batch {number}")
+            batch = self._checked(given, f"{_WHERE} batch {number}")
+            if not self._is_fixed:
+                self._check_same(number, batch)
+            yield batch
         if number < 0:
             raise InputError(_WHERE, "there are no batches", "give at least one, and better some dozens")
+
+    def _check_same(self, number: int, batch: Batch) -> None:
+        digest = combine(*map(array_digest, batch.values()))
+        if number == len(self._seen):
+            self._seen.append(digest)
+        elif self._seen[number] != digest:
+            what, fix = "is another one each time the data are gone through", "give a list of batches, or do not shuffle them"
+            raise InputError(f"{_WHERE} batch {number}", what, fix)
 
     def _checked(self, given: object, where: str) -> Batch:
         named = self._named(given, where)
@@ -116,7 +141,7 @@ class _Files:
 
     def __iter__(self) -> Iterator[Batch]:
         for path in self._paths:
-            yield from self._batches(path, _read(path))
+            yield from self._batches(path, read_arrays(path))
 
     def _batches(self, path: Path, arrays: Batch) -> Iterator[Batch]:
         if arrays.keys() != self._inputs.keys():
@@ -137,21 +162,11 @@ class _Files:
         return shape is not None and array.ndim == len(shape) + 1
 
 
-def _read(path: Path) -> Batch:
-    """The arrays of an .npz file."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except OSError as error:
-        raise InputError(str(path), f"cannot be read: {error.strerror or error}", "give the path of an .npz file") from error
-    except (ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
-        raise InputError(str(path), "is no .npz file of arrays", "write it with numpy.savez(path, **inputs)") from error
-
-
 def _array(given: Any, value: ir.Value, where: str) -> np.ndarray:
     """What was given as an array of an input's type."""
-    array = _as_array(given)
+    array = _as_array(given, where)
     expected = None if value.dtype is None else dtype_name(value.dtype)
+    array = array if expected is None else typed(array, expected)
     if expected is not None and str(array.dtype) != expected:
         raise InputError(where, f"is of type {array.dtype}", f"give {expected}")
     if value.shape is not None and not _fits(array.shape, value.shape):
@@ -161,9 +176,14 @@ def _array(given: Any, value: ir.Value, where: str) -> np.ndarray:
     return array
 
 
-def _as_array(given: Any) -> np.ndarray:
-    """An array, or a torch tensor as one."""
-    return np.asarray(given.detach().cpu()) if hasattr(given, "detach") else np.asarray(given)
+def _as_array(given: Any, where: str) -> np.ndarray:
+    """An array, or a torch tensor as one. Raises InputError for what is none."""
+    if hasattr(given, "detach"):
+        return as_array(given.detach().cpu(), where)
+    try:
+        return np.asarray(given)
+    except ValueError as error:
+        raise InputError(where, f"is no array: {error}", "give arrays of one shape") from error
 
 
 def _fits(shape: tuple[int, ...], declared: ir.Shape) -> bool:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -31,6 +32,15 @@ def test_outputs_of_any_names_are_written(prefuse_cli: Terminal, tmp_path: Path)
     with np.load(tmp_path / "found.npz") as found:
         np.testing.assert_array_equal(found["args"], abs(found["file"]))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.npz", "m.onnx"]
+
+
+def test_inputs_of_types_that_numpy_has_no_name_for(prefuse_cli: Terminal, tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["": 18]> main (bfloat16[3] x) => (float[3] y) { y = Cast <to = 1> (x) }'
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", x=np.array([1, -2, 3], ml_dtypes.bfloat16))
+    prefuse_cli("run", tmp_path / "m.onnx", "--inputs", tmp_path / "x.npz", "--repeat", 1, "-o", tmp_path / "found.npz")
+    with np.load(tmp_path / "found.npz") as found:
+        np.testing.assert_array_equal(found["y"], np.array([1, -2, 3], np.float32))
 
 
 @pytest.mark.parametrize(

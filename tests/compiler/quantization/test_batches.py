@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -107,3 +109,71 @@ def test_digests_tell_data_apart(tmp_path: Path) -> None:
     assert data_digest([(X, Y)]) == data_digest([(torch.from_numpy(X.copy()), Y)])
     with pytest.raises(InputError, match="int given"):
         data_digest(3)
+
+
+def test_an_iterator_may_fill_one_array_again_and_again() -> None:
+    def filled() -> Iterator[dict[str, object]]:
+        x, y = np.zeros((2, 3), np.float32), torch.zeros(2, dtype=torch.int64)
+        for number in range(3):
+            x[:] = number
+            y[:] = number
+            yield {"x": x, "y": y}
+
+    for _ in range(2):
+        found = Batches(filled(), INPUTS)
+        assert [(float(batch["x"][0, 0]), int(batch["y"][1])) for batch in found] == [(0, 0), (1, 1), (2, 2)]
+
+
+class Shuffled:
+    """Batches in another order each time."""
+
+    def __init__(self, step: int) -> None:
+        self.first, self.step = 0, step
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for number in range(4):
+            yield X + (number + self.first) % 4
+        self.first += self.step
+
+
+def test_other_batches_each_time_are_refused() -> None:
+    same = Batches(Shuffled(0), INPUTS[:1])
+    assert len(list(same)) == len(list(same)) == 4
+    shuffled = Batches(Shuffled(1), INPUTS[:1])
+    assert len(list(shuffled)) == 4
+    with pytest.raises(InputError, match="batch 0: is another one each time"):
+        list(shuffled)
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "whole.npz", x=np.zeros((40, 3), np.float32))
+    content = bytearray((tmp_path / "whole.npz").read_bytes())
+    begin = content.index(b"x.npy") + len("x.npy") + 20
+    content[begin : begin + 30] = b"\xff" * 30
+    (tmp_path / "packed.npz").write_bytes(content)
+    with zipfile.ZipFile(tmp_path / "text.npz", "w") as archive:
+        archive.writestr("x", "no array")
+    header = b"\x93NUMPY\x01\x00\x76\x00{'descr': '<f4', 'fortran_order': False, 'shape': (1152921504606846975,), }"
+    with zipfile.ZipFile(tmp_path / "huge.npz", "w") as archive:
+        archive.writestr("x.npy", header.ljust(127) + b"\n")
+    for name in ("packed", "text", "huge"):
+        with pytest.raises(InputError, match=r"is no \.npz file of arrays|which is no array"):
+            list(Batches(tmp_path / f"{name}.npz", INPUTS[:1]))
+
+
+def test_types_that_numpy_has_no_name_for(tmp_path: Path) -> None:
+    wanted = X.astype(ml_dtypes.bfloat16)
+    np.savez(tmp_path / "x.npz", x=wanted)
+    for data in (tmp_path / "x.npz", [wanted], [torch.from_numpy(X).bfloat16()]):
+        (batch,) = Batches(data, [value("x", ir.DataType.BFLOAT16, 2, 3)])
+        assert batch["x"].dtype == ml_dtypes.bfloat16
+        assert np.array_equal(batch["x"], wanted)
+    with pytest.raises(InputError, match="is of type bfloat16; give float16"):
+        list(Batches([wanted], [value("x", ir.DataType.FLOAT16, 2, 3)]))
+
+
+def test_lists_that_are_no_arrays() -> None:
+    with pytest.raises(InputError, match="input 'x': is no array"):
+        list(Batches([{"x": [[1.0], [1.0, 2.0]]}], INPUTS[:1]))
+    with pytest.raises(InputError, match="is no array"):
+        data_digest([{"x": [[1.0], [1.0, 2.0]]}])
