@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from ....runtime.errors import OptionError
+from .function_identity import identity_of
 
 Outputs: TypeAlias = Sequence[np.ndarray]  # of one batch
 MetricFunction: TypeAlias = Callable[[Outputs, Outputs], float]
@@ -22,7 +23,7 @@ class Metric:
     they are not finite and should be.
 
     Errors grow as damage to the power of `exponent`, if damage is squared error of an output. `identity` differs where functions
-    do, as far as their code tells.
+    do, with all that they hold.
     """
 
     name: str
@@ -52,9 +53,8 @@ def metric_of(wanted: object) -> Metric:
     if not callable(wanted):
         fix = f"use {' or '.join(METRICS)}, or a function of (outputs, expected outputs) of a batch"
         raise OptionError("metric", f"{wanted!r} is no metric", fix)
-    name, code = getattr(wanted, "__qualname__", type(wanted).__qualname__), getattr(wanted, "__code__", None)
-    identity = repr((name, code and (code.co_code, code.co_consts, code.co_names), getattr(wanted, "__defaults__", None)))
-    return Metric(name, 0.5, _mean_of(wanted), identity)
+    name = getattr(wanted, "__qualname__", type(wanted).__qualname__)
+    return Metric(name, 0.5, _mean_of(wanted), identity_of(wanted))
 
 
 def relative(found: Sequence[Outputs], expected: Sequence[Outputs]) -> float:
@@ -66,11 +66,12 @@ def relative(found: Sequence[Outputs], expected: Sequence[Outputs]) -> float:
 
 def cosine(found: Sequence[Outputs], expected: Sequence[Outputs]) -> float:
     """1 minus the mean cosine of rows (the last dimension), of the output where that is greatest. Rows of zeros count where they
-    should not be such."""
+    should not be such; elements that should be infinite or NaN do not."""
     losses = []
     for number in _real_outputs(expected):
         pairs = [(a[number], b[number]) for a, b in zip(found, expected, strict=True)]
-        losses.append(1.0 - float(np.mean(np.concatenate([_cosines(a, b) for a, b in pairs]))))
+        found_cosines = np.concatenate([_cosines(a, b) for a, b in pairs])
+        losses.append(1.0 - float(np.mean(found_cosines)) if found_cosines.size else 0.0)
     worst = max(losses, default=0.0)
     return max(worst, 0.0) if np.isfinite(worst) else np.inf
 
@@ -103,8 +104,12 @@ def _squares(found: Sequence[Outputs], expected: Sequence[Outputs]) -> tuple[np.
 
 
 def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of each row; 1 where both are zero."""
+    """Of each row of which something is to be finite, by what is; 1 where both are zero."""
+    if not b.size:
+        return np.zeros(0)
     x, y = (one.astype(np.float64).reshape(-1, one.shape[-1] if one.ndim else 1) for one in (a, b))
+    is_known = np.isfinite(y)
+    x, y = (np.where(is_known, one, 0.0)[is_known.any(axis=1)] for one in (x, y))
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     are_zero = ~(x.any(axis=1) | y.any(axis=1))
     with np.errstate(invalid="ignore"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 from prefuse.compiler.bits.mixed.metrics import cosine, metric_of, relative
@@ -48,3 +51,59 @@ def test_functions_are_metrics() -> None:
         metric_of("accuracy")
     with pytest.raises(OptionError, match="it gave -1"):
         metric_of(lambda outputs, expected: -1).measure([[X]], [[X]])
+
+
+def test_what_should_not_be_finite_does_not_count_in_cosines() -> None:
+    odd = X.copy()
+    odd[0, 0] = np.inf
+    assert cosine([[odd]], [[odd]]) == pytest.approx(0, abs=1e-12)
+    assert cosine([[np.where(np.isfinite(odd), odd, 7)]], [[odd]]) == pytest.approx(0, abs=1e-12)
+    assert cosine([[X]], [[np.full_like(X, np.nan)]]) == 0
+    assert cosine([[np.zeros((0, 3), np.float32), X]], [[np.zeros((0, 3), np.float32), X]]) == pytest.approx(0, abs=1e-12)
+    assert cosine([[np.zeros((3, 0), np.float32)]], [[np.zeros((3, 0), np.float32)]]) == 0
+
+
+def made(source: str) -> Any:
+    """The function `f` of a source, which is compiled anew."""
+    space: dict[str, Any] = {"np": np}
+    exec(compile(source, "metrics", "exec"), space)
+    return space["f"]
+
+
+CLOSURE = """
+def outer(limit):
+    def measure(a, b):
+        return max((lambda c: c * limit)(number) for number in (1, 2))
+    return measure
+f = outer({})
+"""
+
+
+class Scaled:
+    """A metric with a state."""
+
+    def __init__(self, factor: object) -> None:
+        self.factor = factor
+
+    def __call__(self, outputs: object, expected: object) -> float:
+        return 0.0
+
+
+def identity(function: object) -> str:
+    return metric_of(function).identity
+
+
+def test_identities_are_those_of_code_and_of_what_it_holds() -> None:
+    assert identity(made(CLOSURE.format(1))) == identity(made(CLOSURE.format(1))), "of nested code, too"
+    sources = [CLOSURE.format(1), CLOSURE.format(2), "f = lambda a, b: 1", "f = lambda a, b, *, c=1: 1"]
+    sources += ["f = lambda a, b, *, c=2: 1", "k = 1\nf = lambda a, b: k", "k = 2\nf = lambda a, b: k"]
+    functions = [*map(made, sources), *(partial(made(sources[2]), c=number) for number in (1, 2))]
+    functions += [Scaled(np.arange(3)), Scaled(np.arange(4)), Scaled(1), Scaled(1).__call__, Scaled(2).__call__]
+    assert len({identity(function) for function in functions}) == len(functions)
+    assert identity(Scaled(np.arange(3))) == identity(Scaled(np.arange(3)))
+    assert identity(partial(made(sources[2]), c=1)) == identity(partial(made(sources[2]), c=1))
+
+
+def test_what_has_no_text_is_equal_to_nothing_else() -> None:
+    held = object()
+    assert identity(Scaled(held)) != identity(Scaled(held))
