@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from ...runtime.errors import OptionError
 from ..engines.onnxruntime_session import OnnxRuntimeSession
 from ..quantization.batches import Batch
 from ..quantization.quantizer import Assignment, Calibrated
 from .indicators.measured import Distance, Evaluator
-from .indicators.sections import REALS
+from .indicators.sections import REALS, has_real_outputs
 from .indicators.study import Study
 
 Progress = Callable[[str, float], None]
@@ -44,7 +45,14 @@ def meet_budget(
 
     Errors are those of the worst output over all held-out batches, relative to its norm, by ONNX Runtime without optimizations.
     Squared errors of units add up, nearly; so the damage of each is measured once, and their sum is scaled to what is measured.
+    Without outputs of real numbers nothing measures it, and it is 0.
+
+    Raises:
+        OptionError: there is a bound, and no such output.
     """
+    if max_error is not None and not has_real_outputs(calibrated.model):
+        what = "the model has no outputs of real numbers, by which errors are measured"
+        raise OptionError("max_error", what, "leave it out, or give the model an output before its integers are made")
     measure = _Measure(calibrated.model, held_out)
     model = calibrated.place(assignment)
     uniform = error = measure.error(model)

@@ -99,10 +99,10 @@ def command(
         found = search(concrete_model(model, shapes), calibration, options, request, drive, progress)
     finally:
         progress("done", 1.0)
+    show(as_json, _data(found), _table(found), "", *found.sentences(), _front(found), f"found in {found.seconds:.1f} s")
     for option, write in (("--output", _save), ("--html", draw_html), ("--png", draw_png)):
         if (path := paths[option]) is not None:
             write(found, path)
-    show(as_json, _data(found), _table(found), "", *found.sentences(), _front(found), f"found in {found.seconds:.1f} s")
 
 
 def _check_paths(paths: Mapping[str, Path | None]) -> None:

@@ -12,6 +12,7 @@ import click
 from ...runtime.errors import OptionError
 from ...runtime.target import Target
 from ..bits.error_budget import Outcome, meet_budget
+from ..bits.indicators.sections import has_real_outputs
 from ..pipeline.progress import ConsoleProgress
 from ..quantization.batches import Batches
 from ..quantization.held_out import HELD_OUT_EVERY, Split
@@ -137,7 +138,10 @@ def _parts(
     rows = [(one["name"], one["operator"], one["format"], _damage(one["damage"]), one["reason"]) for one in units]
     yield table("Products by constant weights", ("name", "operator", "format", "error alone", "why"), rows)
     where = "held-out batches" if split.is_split else f"the batches it was calibrated with (give {HELD_OUT_EVERY} or more)"
-    yield f"\nerror {outcome.error:.2e}, relative to the norm of the worst output, on {where}"
+    if has_real_outputs(calibrated.model):
+        yield f"\nerror {outcome.error:.2e}, relative to the norm of the worst output, on {where}"
+    else:
+        yield "\nno output is of real numbers: no error was measured"
     if outcome.returned:
         yield f"with all of them quantized it is {outcome.uniform_error:.2e}; {len(outcome.returned)} stay float"
     if not outcome.assignment:

@@ -28,6 +28,11 @@ REALS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType
 _KINDS: tuple[ActivationRounding, ...] = ("bfloat16", "tensor", "rows")
 
 
+def has_real_outputs(model: ir.Model) -> bool:
+    """Whether a model has outputs by which errors are measured."""
+    return any(value.dtype is None or value.dtype in REALS for value in model.graph.outputs)
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """A part of the graph as it runs: what it reads of the values before it, what it makes, and the products it can round."""

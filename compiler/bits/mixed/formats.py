@@ -23,6 +23,7 @@ Formats: TypeAlias = Mapping[str, str]  # of units, by name, and of `REST`
 FLOATS: tuple[FloatFormat, ...] = get_args(FloatFormat)
 INTEGERS: tuple[UnitFormat, ...] = get_args(UnitFormat)
 FORMATS: tuple[str, ...] = (*FLOATS, *INTEGERS)
+EXACT: Literal["float32"] = "float32"  # that of the whole program where none of `FORMATS` keeps the error; plans may say it
 WEIGHT_BYTES: Mapping[str, int] = {"float32-fast": 4, "bfloat16": 2, "int8": 1, "int8-rows": 1}
 INDICATED: Mapping[str, str] = {"float32-fast": "float32", "bfloat16": "bfloat16", "int8": "int8", "int8-rows": "int8-rows"}
 REST = "(all else)"  # what is in no unit: attention, recurrences, normalizations; it has one of `FLOATS`
@@ -87,7 +88,7 @@ def names_of(formats: Formats, form: str) -> Iterable[str]:
     return (name for name, one in formats.items() if one == form and name != REST)
 
 
-_PRECISIONS: tuple[Precision, ...] = ("float32", *FLOATS)
+_PRECISIONS: tuple[Precision, ...] = (EXACT, *FLOATS)
 
 
 def _integers(calibrated: Calibrated, unit: Unit) -> tuple[UnitFormat, ...]:

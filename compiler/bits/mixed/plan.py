@@ -14,9 +14,10 @@ from ....runtime.files.user_folder import replace_file
 from ...ir.facts import origins_of
 from ...programs.options import suggest
 from ...quantization.units import Unit
-from .formats import FORMATS, REST, Formats
+from .formats import EXACT, FORMATS, REST, Formats
 
 VERSION = 1
+_KNOWN = (*FORMATS, EXACT)
 _VERSION_KEY, _UNITS, _OVERRIDES, _NOTES = "prefuse_bits", "units", "overrides", "notes"
 _SCOPES = "pkg.torch.onnx.name_scopes"  # metadata of a node: the modules around it
 _WILD = "*?["
@@ -37,8 +38,8 @@ class BitsPlan:
     def __post_init__(self) -> None:
         for what, formats in ((_UNITS, self.units), (_OVERRIDES, self.overrides)):
             for name, form in formats.items():
-                if form not in FORMATS:
-                    raise OptionError(f"bits, {what}, {name!r}", f"unknown format {form!r}", suggest(str(form), FORMATS))
+                if form not in _KNOWN:
+                    raise OptionError(f"bits, {what}, {name!r}", f"unknown format {form!r}", suggest(str(form), _KNOWN))
 
     def as_text(self) -> str:
         """JSON that `plan_of` reads."""
@@ -72,7 +73,7 @@ class BitsPlan:
             if not matched:
                 raise OptionError(f"bits, pattern {pattern!r}", "no unit matches it", suggest(pattern, choices))
             _check_legal(f"bits, pattern {pattern!r}", form, [choices[name] for name in matched])
-            found |= {name: form for name in matched if form in choices[name]}
+            found |= {name: form for name in matched if form == EXACT or form in choices[name]}
         return found
 
 
@@ -124,10 +125,10 @@ def _formats(given: object, where: str) -> dict[str, str]:
 
 
 def _check_legal(where: str, form: str, choices: Iterable[tuple[str, ...]]) -> None:
-    if form not in FORMATS:
-        raise OptionError(where, f"unknown format {form!r}", suggest(form, FORMATS))
+    if form not in _KNOWN:
+        raise OptionError(where, f"unknown format {form!r}", suggest(form, _KNOWN))
     legal = dict.fromkeys(one for row in choices for one in row)
-    if form not in legal:
+    if form != EXACT and form not in legal:
         raise OptionError(where, f"it cannot be {form} on this target", f"it can be {', '.join(legal)}")
 
 

@@ -17,13 +17,14 @@ from ...quantization.batches import Batch, Batches
 from ...quantization.held_out import Split
 from ...quantization.quantizer import ASSUMED, Calibrated, assumed_batches, calibrate
 from ..indicators.choice import default_indicator
+from ..indicators.sections import has_real_outputs
 from ..indicators.study import Study
 from ..pareto import pareto_front
 from ..solver import Solution
 from .choice import Measured, Table, Uniform, best_of, recovered, scaled
 from .costs import StepOwners, casts, unit_times
 from .findings import Findings
-from .formats import FORMATS, INDICATED, REST, Formats, candidates, narrow_roundings, placed, uniform, weight_bytes
+from .formats import EXACT, FORMATS, INDICATED, REST, Formats, candidates, narrow_roundings, placed, uniform, weight_bytes
 from .request import Request
 from .trials import Bench, Times, Trial
 
@@ -37,7 +38,6 @@ _FARTHER = 0.9  # each recovery leaves so much of the damage that would fit by w
 _DAMAGE_BATCHES, _DAMAGE_SECONDS = 4, 10.0  # at most, and about: to measure damages with
 _RUN_FACTOR = 1.0  # of a whole run: what stands behind a product, with what rounds it
 _FRONT_POINTS = 12
-_EXACT = "float32"  # the program that is tried where none of `FORMATS` keeps the error
 _INDICATED = tuple(INDICATED[form] for form in FORMATS)
 _PARTLY = ("a16", "w16")  # what a program of bfloat16 rounds of units whose other operand it leaves float32
 
@@ -58,12 +58,15 @@ def search(
 
     Raises:
         InputError: the data do not fit the model, or there are none in them.
-        OptionError: the plan names units or formats that are not there; or this machine cannot run programs for the target.
+        OptionError: the plan names units or formats that are not there; the model has no outputs of real numbers; or this machine
+            cannot run programs for the target.
         UnsupportedModelError: the model cannot be compiled into one program, or ONNX Runtime cannot run it.
     """
     if missing := options.target.missing_features():
         what = f"this CPU lacks {', '.join(missing)}, and formats are chosen by what is measured"
         raise OptionError("target", what, "choose what this machine can run, or give a plan of all units as bits=")
+    if not has_real_outputs(model):
+        raise OptionError("precision", "the model has no outputs of real numbers, by which errors are measured", 'use "int8"')
     begin, tell = time.perf_counter(), progress or (lambda text, fraction: None)
     calibrated, split = _calibrated(model, data, options, tell)
     return _Search(calibrated, split, options, request, drive, tell).run(begin)
@@ -125,6 +128,10 @@ class _Search:
     def __post_init__(self) -> None:
         legal = candidates(self.calibrated)
         self.pinned = self.request.plan.formats(self.calibrated.units, legal)
+        if EXACT in self.pinned.values():
+            what = f"{EXACT} is what is left where no format keeps the error, and nothing is searched for beside it"
+            fix = f"say float32-fast, or give prefuse.compile a plan of all units and {REST!r} as bits="
+            raise OptionError("bits", what, fix)
         self.choices = {name: (self.pinned[name],) if name in self.pinned else forms for name, forms in legal.items()}
         self.held_out = self.split.held_out()
         self.owners = StepOwners.of(self.calibrated.model, self.calibrated.units)
@@ -260,7 +267,7 @@ class _Search:
         """The programs that one is to be taken of, timed in turns: those within the error, or if none is, all."""
         trials = list({id(one): one for one in (*uniforms, *mixed)}.values())
         if not any(one.error <= self.request.max_error for one in trials) and not self.pinned:
-            exact = self.bench.trial(_EXACT, dict.fromkeys(self.choices, _EXACT), 0.9)
+            exact = self.bench.trial(EXACT, dict.fromkeys(self.choices, EXACT), 0.9)
             uniforms, trials = [*uniforms, exact], [*trials, exact]
         times = self.bench.times(trials, 0.92)
         is_uniform = {id(one) for one in uniforms}

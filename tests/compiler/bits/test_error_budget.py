@@ -10,9 +10,10 @@ from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.quantization.batches import Batch
 from prefuse.compiler.quantization.held_out import Split
 from prefuse.compiler.quantization.quantizer import Calibrated, calibrate
+from prefuse.runtime.errors import OptionError
 from prefuse.runtime.target import Target
 
-from ..quantization.models import batches, residual_network
+from ..quantization.models import batches, built, residual_network
 
 CPU = Target.parse("cpu")
 
@@ -67,3 +68,11 @@ def test_a_bound_that_nothing_meets() -> None:
     outcome = meet_budget(found, found.uniform(), held_out, 1e-9)
     assert not outcome.assignment
     assert outcome.error < 1e-5
+
+
+def test_no_bound_is_kept_that_nothing_measures() -> None:
+    model = built([("MatMul", "x w", "m"), ("ArgMax", "m", "y")], [4, 32], {"w": (32, 16)})
+    found = calibrate(import_model(model), batches(model, 2), CPU)
+    assert meet_budget(found, found.uniform(), batches(model, 1), None).assignment
+    with pytest.raises(OptionError, match="no outputs of real numbers"):
+        meet_budget(found, found.uniform(), batches(model, 1), 1e-2)

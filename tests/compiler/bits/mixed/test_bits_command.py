@@ -56,6 +56,19 @@ def test_a_plan_is_found_edited_and_compiled(model: Path, tmp_path: Path) -> Non
     assert "as the plan says" in net.report()
 
 
+def test_a_plan_of_the_least_error_is_written_and_compiled(model: Path, tmp_path: Path) -> None:
+    """It may be one of float32, beside which nothing is searched for."""
+    data, path = tmp_path / "data.npz", tmp_path / "plan.json"
+    said = json.loads(run(model, "--calibration", data, "--max-error", "1e-12", "-o", path, "--json"))
+    assert json.loads(path.read_text())["units"] == said["plan"]
+    net = prefuse.compile(model, precision="mixed", calibration=data, bits=path, cache=False, threads=1)
+    assert isinstance(net, CompiledModel)
+    assert "as the plan says" in net.report()
+    path.write_text('{"*": "float32"}')
+    with pytest.raises(OptionError, match="nothing is searched for beside it"):
+        CliRunner().invoke(cli, ["bits", str(model), "--calibration", str(data), "--bits", str(path)], catch_exceptions=False)
+
+
 def test_the_table_names_units_formats_choices_and_why(model: Path, tmp_path: Path) -> None:
     text = run(model, "--calibration", tmp_path / "data.npz", "--max-error", "1", "--set", "*=int8", "--objective", "size")
     assert "float32-fast" in text

@@ -50,6 +50,15 @@ def test_later_patterns_come_after_earlier_ones_and_after_units() -> None:
     assert formats(BitsPlan({first: "int8"})) == {first: "int8"}
 
 
+def test_float32_is_what_a_search_may_end_with(tmp_path: Path) -> None:
+    """It is written, read, and compiled, though never searched for."""
+    wanted = dict.fromkeys(candidates(calibrated()), "float32")
+    BitsPlan(wanted).save(tmp_path / "plan.json")
+    assert formats(plan_of(tmp_path / "plan.json")) == formats(BitsPlan({}, {"*": "float32"})) == wanted
+    model = placed(calibrated(), wanted, "bfloat16")
+    assert {node.metadata_props.get("prefuse.precision") for node in model.graph} == {"float32"}
+
+
 def test_patterns_set_those_units_that_can_have_the_format() -> None:
     """The stem of three channels has no integer kernel, and images have no rows."""
     model = import_model(residual_network())

@@ -98,6 +98,12 @@ def test_budgets_that_nothing_keeps_end_with_the_least_error() -> None:
     assert "least that was reached" in "\n".join(one.sentences())
 
 
+def test_models_of_integers_alone_have_no_error() -> None:
+    model = built([("MatMul", "x w", "m"), ("ArgMax", "m", "y")], [4, 32], {"w": (32, 16)})
+    with pytest.raises(OptionError, match="no outputs of real numbers"):
+        found(model, 1e-2)
+
+
 def test_the_smallest_program() -> None:
     """Weights beyond 64 KiB, which programs share, count as the others do."""
     one = found(feed_forward(width=256), 1.0, objective="size")
