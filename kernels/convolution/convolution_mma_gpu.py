@@ -24,7 +24,7 @@ from ..microkernels.gpu_operand_tiles import PackedSource
 from ..microkernels.gpu_part_layout import CHUNK_BYTES
 from ..microkernels.gpu_pipelined_product import PipelinedProduct, Store, emit_pipelined_product
 from ..microkernels.gpu_window_tiles import MOST_TAPS, ImageWindows, PackTaps
-from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.contract import BuiltKernel, Candidate, Operand, Refusal, packed_name
 from ..template.kernel import finish, new_builder
 from .channels_last_form import ChannelsLast, channels_last_form
 from .merged_positions import merge_positions
@@ -197,8 +197,8 @@ class MmaConvolution(MmaImageProduct):
         joins = self.copied is not None and self.copied.joins
         pitch = windows.run if not joins else _NARROW_PITCH
         panels = PackTaps(self.weights.shape, self.groups, pitch, windows.run, joins, way.tile.columns)
-        pack, source = self.weights_source(unit, way, panels, name)
-        return {name: Operand(name, pack)}, source
+        pack, source = self.weights_source(unit, way, panels, packed_name(name))
+        return {packed_name(name): Operand(name, pack)}, source
 
     def _store(self, builder: GpuBuilder, neighbours: int, packed: dict[str, Operand]) -> tuple[Store, bool]:
         """The epilogue of a sum, and whether those of so many neighbouring channels may be stored at once."""

@@ -20,7 +20,7 @@ from ..cost.gpu_product import ProductSize, TiledProduct, tiled_products
 from ..groups.group import Group
 from ..microkernels.gpu_pipelined_product import PipelinedProduct, emit_pipelined_product
 from ..microkernels.gpu_window_tiles import MOST_TAPS, ImageWindows
-from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.contract import BuiltKernel, Candidate, Operand, Refusal, packed_name
 from ..template.kernel import finish, new_builder
 from .channels_last_form import channels_last_form
 from .mma_image_product import MmaImageProduct, obstacle
@@ -116,7 +116,7 @@ class MmaTransposedConvolution(MmaImageProduct):
         shape = self.groups, self.channels, *self.weights.shape[1:]
         panels = PackPhases(shape, one.phases.phases, one.phases.places, way.tile.columns)
         source = self.anchor.inputs[1]
-        name = f"{source}.{len(packed)}" if packed else source
+        name = packed_name(source, str(len(packed)))
         pack, weights = self.weights_source(unit, way, panels, name)
         packed[name] = Operand(source, pack)
 

@@ -27,7 +27,7 @@ from ..formats.multiply_add import joined
 from ..groups.group import Group, Op
 from ..microkernels.packing import SHARED_VECTORS, PackPanels, PackSums, Panel
 from ..microkernels.register_tile import Plane, Tile, TileProduct, emit, tile_options
-from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.contract import BuiltKernel, Candidate, Operand, Refusal, packed_name
 from ..template.kernel import epilogue_operands, finish, has_short_epilogue, machine_of, new_builder
 from ..template.loops import store_epilogue
 from ..template.values import GroupValues, anchor_of
@@ -307,9 +307,10 @@ class MatMulKernel:
         """The panels of a constant operand, packed at compile time."""
         k_pack, source = self.format.k_pack, self.group.types[side.name]
         pack = side.pack(tile, k_pack)
-        self.packed[side.name] = Operand(side.name, pack)
+        key = packed_name(side.name, "b" if side is self.b else "a")
+        self.packed[key] = Operand(side.name, pack)
         elements = pack.packed_type(source).elements // k_pack
-        return self.builder.parameter(side.name, elements, "int32" if k_pack > 1 else source.dtype)
+        return self.builder.parameter(key, elements, "int32" if k_pack > 1 else source.dtype)
 
     def _staged(self, tile: int) -> Buffer:
         """B packed by the kernel into panels in the workspace, padded with zeros."""
@@ -358,7 +359,7 @@ class MatMulKernel:
             matrix = side.matrix_of(self.batch, batch)
             place = ((matrix * panels + panel) * self.k_steps + ks[0]) * tile + line
             element = wide.element(matrix, panel, line, ks[0]) if wide else buffer[place]
-            return element if self.format.k_pack > 1 or side.name not in self.packed else self._number(side, element)
+            return element if self.format.k_pack > 1 or side.name not in self.group.constants else self._number(side, element)
 
         return load
 

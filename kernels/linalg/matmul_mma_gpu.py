@@ -38,12 +38,14 @@ from ..microkernels.gpu_units import (
     new_unit,
     number_bytes,
 )
-from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.contract import BuiltKernel, Candidate, Operand, Refusal, packed_name
 from ..template.kernel import finish
 from .matmul import MatMulKernel, Side, product_of
 
 _TYPES = ("float32", "bfloat16", "float16")
 _LANES = 4  # of float32 in 16 bytes
+_MOST_NUMBERS = 2**31 - 1  # of a packed operand, which 32-bit indices reach
+_EDGE = 256  # lines, and numbers along k, that tiles have at most, and that may pad an operand
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
@@ -130,8 +132,11 @@ class MmaProduct:
 
     def is_packed(self, side: Side) -> bool:
         """Whether the operand is packed at compile time: constants, but for weights that kernels for other numbers of rows read,
-        too, each by tiles of its own. These are read as they lie where that is by vectors."""
-        if side.name not in self.group.constants:
+        too, each by tiles of its own. These are read as they lie where that is by vectors. All terms of a large constant may be
+        more than indices reach."""
+        terms = self._terms(side)
+        padded = terms * prod(side.batch) * (side.lines + _EDGE) * (side.depth + _EDGE)
+        if side.name not in self.group.constants or (terms > 1 and padded > _MOST_NUMBERS):
             return False
         is_shared = self.product.shares_weights and side is self.product.b
         is_wide = self.group.types[side.name].dtype == "float32" and self._row(side) % _LANES == 0
@@ -189,9 +194,9 @@ class MmaProduct:
         if self.is_packed(side):
             layout = replace(layout, along_k=True, is_swizzled=True)
             pack = PackParts(side.pack(lines), layout)
-            product.packed[side.name] = Operand(side.name, pack)
-            packed = pack.packed_type(kind)
-            buffer = builder.parameter(side.name, packed.elements, packed.dtype)
+            packed, key = pack.packed_type(kind), packed_name(side.name, "a" if is_a else "b")
+            product.packed[key] = Operand(side.name, pack)
+            buffer = builder.parameter(key, packed.elements, packed.dtype)
             return PackedSource(unit, layout, tile.threads, buffer, packed.shape[1], packed.shape[2])
         buffer = builder.parameter(side.name, kind.elements, "uint16" if kind.bits == 16 else kind.dtype)
         rest = unit, layout, tile.threads, buffer, side.offset, side.lines, side.depth

@@ -41,7 +41,7 @@ from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles, StepPacker
 from ..microkernels.amx_unit import BF16_TILES, ROWS, WORDS, tile_dot_of, tile_unit
 from ..microkernels.bf16_split import PRODUCTS
 from ..microkernels.packed_gemm import Scratch
-from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.contract import BuiltKernel, Candidate, Operand, Refusal, packed_name
 from ..template.kernel import pointwise_cost
 from ..template.values import anchor_of
 from .matmul import MatMulKernel, Side
@@ -211,10 +211,10 @@ class AmxProduct(MatMulKernel):
         """The panels of a constant operand, packed at compile time."""
         if self.shares_weights and words:
             return self._shared_panels(side)
-        pack = PackTiles(side.pack(LINES), self.terms, words, product=self.product)
-        self.packed[side.name] = Operand(side.name, pack)
+        pack, key = PackTiles(side.pack(LINES), self.terms, words, product=self.product), packed_name(side.name)
+        self.packed[key] = Operand(side.name, pack)
         elements = pack.packed_type(self.group.types[side.name]).elements
-        return self._lines(side, self.builder.parameter(side.name, *self._stored(elements // self.product.k_pack, words)), words)
+        return self._lines(side, self.builder.parameter(key, *self._stored(elements // self.product.k_pack, words)), words)
 
     def _shared_panels(self, side: Side) -> PanelAt:
         """Panels of bfloat16 as other kernels read them, too: [matrices, panels, words along k, 32 columns]."""
@@ -229,10 +229,10 @@ class AmxProduct(MatMulKernel):
 
     def _shared_buffer(self, side: Side, k_pack: int) -> Buffer:
         """Weights packed as kernels for other numbers of rows read them, too: words of bfloat16, or float32."""
-        pack = side.pack(LINES, k_pack)
-        self.packed[side.name] = Operand(side.name, pack)
+        pack, key = side.pack(LINES, k_pack), packed_name(side.name)
+        self.packed[key] = Operand(side.name, pack)
         elements = pack.packed_type(self.group.types[side.name]).elements // k_pack
-        return self.builder.parameter(side.name, elements, "uint32" if k_pack > 1 else "float32")
+        return self.builder.parameter(key, elements, "uint32" if k_pack > 1 else "float32")
 
     def _splitter(self, side: Side, panel: Expr) -> StepPacker:
         """What makes tiles of a panel of float32 weights."""

@@ -20,7 +20,7 @@ from ..groups.group import Group
 from ..microkernels.gpu_part_layout import PackParts, PartLayout
 from ..microkernels.gpu_tile_copies import ROW_ITEMS, MappedTiles, PackedTiles, Tile, TileCopies, map_of_matrices
 from ..microkernels.gpu_warpgroup_product import WarpgroupProduct, emit_warpgroup_product
-from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.contract import BuiltKernel, Candidate, Operand, Refusal, packed_name
 from ..template.kernel import finish
 from .matmul import Side
 from .matmul_mma_gpu import MmaProduct, mma_product_of
@@ -93,9 +93,9 @@ class WgmmaProduct:
         kind = self.group.types[side.name]
         if self.found.is_packed(side):
             pack = PackParts(side.pack(lines), PartLayout(lines, DEPTH, 1, along_k=True))
-            self.product.packed[side.name] = Operand(side.name, pack)
-            packed = pack.packed_type(kind)
-            buffer = builder.parameter(side.name, packed.elements, packed.dtype)
+            packed, key = pack.packed_type(kind), packed_name(side.name, "a" if side is self.product.a else "b")
+            self.product.packed[key] = Operand(side.name, pack)
+            buffer = builder.parameter(key, packed.elements, packed.dtype)
             return PackedTiles(builder, Tile(lines, along_k=True), buffer, packed.shape[1], packed.shape[2])
         builder.parameter(side.name, kind.elements, "uint16")
         tile, matrices = Tile(lines, along_k=not side.lines_last), prod(side.batch)

@@ -17,7 +17,7 @@ from ..groups.group import Group, Op
 from ..microkernels.fixed_point import BlockScales
 from ..microkernels.register_tile import Tile
 from ..microkernels.weight_packing import PackBlocks, PackSections, Sections, bits_of, cut_sections, middle_of, shared_sections
-from ..template.contract import Candidate, Operand, Refusal
+from ..template.contract import Candidate, Operand, Refusal, packed_name
 from ..template.values import NARROW_FLOATS, anchor_of
 from .matmul import MatMulKernel
 
@@ -130,18 +130,18 @@ class WeightsKernel(MatMulKernel):
     def words(self, sections: Sections) -> Buffer:
         """The packed integers."""
         name = self.weights.name
-        pack = PackSections(sections, self.b.lines_last)
-        self.packed[name] = Operand(name, pack)
-        return self.builder.parameter(name, sections.size_bytes // 4, "int32")
+        pack, key = PackSections(sections, self.b.lines_last), packed_name(name)
+        self.packed[key] = Operand(name, pack)
+        return self.builder.parameter(key, sections.size_bytes // 4, "int32")
 
     def by_blocks(self, name: str, sections: Sections, panel: Expr) -> tuple[Buffer, Expr, int]:
         """Packed scales or zero points: the buffer, where a panel's begin, and the sections of a block."""
         block, tile = self.weights.block, sections.tile
         blocks = -(-sections.depth // block) if block else 1
         pack = PackBlocks(blocks, sections.columns, tile, self.b.lines_last)
-        packed = pack.packed_type(self.group.types[name])
-        self.packed[name] = Operand(name, pack)
-        buffer = self.builder.parameter(name, packed.elements, packed.dtype)
+        packed, key = pack.packed_type(self.group.types[name]), packed_name(name)
+        self.packed[key] = Operand(name, pack)
+        buffer = self.builder.parameter(key, packed.elements, packed.dtype)
         return buffer, self.builder.bind(panel * (blocks * tile)), block // sections.length if block else 0
 
     def reader(self, name: str, sections: Sections, panel: Expr) -> BlockReader:

@@ -26,7 +26,7 @@ from ..cost.movement import resized_cycles
 from ..groups.group import Group, Op
 from ..movement.injective import as_bits, row_strides
 from ..movement.strided_copy import Axis, Region, copy_regions, regions_cycles
-from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.contract import BuiltKernel, Candidate, Operand, Refusal, packed_name
 from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, pointwise_cost, result_machine
 from ..template.loops import merge_sections, nest, parallel_nest, store_epilogue, sweep
 from ..template.values import anchor_of, followers_of
@@ -378,8 +378,9 @@ class _Resize:
         if isinstance(axis, SizedResampling):
             return self.tables[number][column][entry]
         pack = PackResampling(axis, column, dtype)
-        key, names = f"{number}.{column}", self.anchor.inputs
+        names = self.anchor.inputs
         constant = names[3] if len(names) > 3 and names[3] else names[2]
+        key = packed_name(constant, f"{number}.{column}")
         kind = pack.packed_type(self.group.types[constant])
         self.packed[key] = Operand(constant, pack)
         value = self.builder.parameter(key, kind.elements, dtype)[entry]

@@ -46,6 +46,11 @@ class Operand:
     pack: Pack | None = None
 
 
+def packed_name(name: str, part: str = "") -> str:
+    """What a kernel calls a constant that it reads packed: no value's name, as what follows may read the constant as it lies."""
+    return f"{name}\0{part}"
+
+
 @dataclass(frozen=True)
 class BuiltKernel:
     """A kernel and how to call it: pointers of `operands`, then of the group's outputs, then the workspace and

@@ -14,6 +14,7 @@ from prefuse.kernels.codegen import ptx
 from prefuse.kernels.codegen.gpu_builder import GpuBuilder
 from prefuse.kernels.cost import gpu_product
 from prefuse.kernels.cost.gpu_product import ProductSize, tiled_products
+from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.linalg import matmul_mma_gpu
 from prefuse.kernels.microkernels import gpu_pipelined_product
 from prefuse.kernels.microkernels.gpu_mma_sync import FragmentReader
@@ -27,6 +28,7 @@ from prefuse.runtime.target import Target
 from tvm import tirx
 
 from ..kernels.harness import Case, followed, operator
+from ..kernels.linalg.test_matmul import read_twice
 from .simulator import SimulatedFaultError, check, check_in_turn
 
 RNG = np.random.default_rng(11)
@@ -106,6 +108,23 @@ def followed_by_more() -> list[Case]:
 @pytest.mark.parametrize("cases", [of_any_size, transposed, batched, followed_by_more])
 def test_products(cases: Callable[[], list[Case]], small_tiles: None, tmp_path: Path) -> None:
     check_in_turn(cases(), tmp_path)
+
+
+def test_a_constant_that_the_epilogue_reads_too(small_tiles: None, tmp_path: Path) -> None:
+    cases = [read_twice("Gemm"), read_twice(operands="wx"), read_twice(dtype="bfloat16")]
+    how = {"template": "gpu_mma_matmul"}
+    check([replace(case, group=replace(case.group, configuration=how), **how) for case in cases], tmp_path)
+
+
+@pytest.mark.parametrize(("rows", "is_packed"), [(150_000, True), (180_000, False)])
+def test_packed_constants_are_no_larger_than_indices_reach(rows: int, is_packed: bool) -> None:
+    """Three terms of 737 million numbers are more."""
+    shapes = {"x": (8, 4096), "w": (rows, 4096), "y": (8, rows)}
+    types = {name: TensorType(shape, "float32") for name, shape in shapes.items()}
+    group = Group((Op("Gemm", ("x", "w"), ("y",), {"transB": 1}),), ("x", "w"), ("y",), types, frozenset("w"))
+    found = matmul_mma_gpu.mma_product_of(group, Target("cuda", "sm_90"))
+    assert isinstance(found, matmul_mma_gpu.MmaProduct)
+    assert found.is_packed(found.product.b) is is_packed
 
 
 def test_precisions(small_tiles: None, tmp_path: Path) -> None:

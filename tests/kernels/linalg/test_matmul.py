@@ -55,6 +55,18 @@ def gemm(m: int, n: int, k: int, constants: str, c_shape: tuple[int, ...] | None
     return Case(group, arrays, [exact], 2e-6, 2e-5, f"Gemm {m}x{n}x{k} {attributes} constant {constants!r}", "matmul")
 
 
+def read_twice(op_type: str = "MatMul", dtype: str = "float32", operands: str = "xw", template: str = "matmul") -> Case:
+    """x w + w, or w x + w, of a constant w."""
+    arrays = {name: rng.standard_normal((40, 40)).astype(dtype) for name in "xw"}
+    (a, b), ops = operands, (Op("Gemm", (*operands, "w"), ("y",)),)
+    if op_type == "MatMul":
+        ops = (Op("MatMul", (a, b), ("m",)), Op("Add", ("m", "w"), ("y",)))
+    expected = arrays[a].astype(np.float64) @ arrays[b].astype(np.float64) + arrays["w"].astype(np.float64)
+    group = Group(ops, ("x", "w"), ("y",), dict.fromkeys("xwmy", type_of(arrays["x"])), frozenset("w"))
+    unit = {"float32": 2e-5, "bfloat16": 1e-1}[dtype]
+    return Case(group, arrays, [expected], unit, unit, f"{op_type} {operands} and w {dtype}", template)
+
+
 def products() -> list[Case]:
     return [
         product((1, 7), (7, 1)),
@@ -202,3 +214,9 @@ def test_tiles_have_fewer_rows_where_these_share_a_set_of_the_cache() -> None:
         for apart in (4000, 4096)
     ]
     assert [(tile.rows, tile.vectors) for tile in tiles] == [(14, 2), (12, 2)]
+
+
+@pytest.mark.parametrize("level", [*LEVELS, "avx512bf16"])
+def test_a_constant_that_the_epilogue_reads_too(level: str) -> None:
+    """The product reads it packed, what follows as it lies."""
+    check([read_twice(), read_twice("Gemm"), read_twice(operands="wx"), read_twice(dtype="bfloat16")], target_of(level))

@@ -27,7 +27,7 @@ from tvm.ir import GlobalVar
 
 from ..harness import Case, check, run, target_of
 from ..microkernels.amx_emulator import AMX, emulator, running_amx
-from .test_matmul import gemm, product
+from .test_matmul import gemm, product, read_twice
 from .test_paired_product import product as narrow_product
 
 __all__ = ["emulator"]
@@ -398,3 +398,8 @@ def test_the_split_in_a_kernel_is_that_of_the_constants() -> None:
     case = operands(a, np.eye(64, dtype=np.float32))
     run([case], target_of(AMX_EMULATED))
     np.testing.assert_array_equal(case.got[0], a)
+
+
+def test_a_constant_that_the_epilogue_reads_too() -> None:
+    cases = [read_twice("Gemm"), read_twice(operands="wx"), replace(read_twice(dtype="bfloat16"), template="matmul_tiles")]
+    check([*map(tiled, cases[:2]), cases[2]], target_of(AMX_EMULATED))

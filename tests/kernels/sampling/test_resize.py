@@ -175,6 +175,23 @@ def test_followers() -> None:
     )
 
 
+def test_a_follower_may_read_a_value_of_any_name() -> None:
+    """As those of a module of a torch Sequential behind a Resize."""
+    case = followed(resize((1, 2, 5, 6), (1.0, 1.0, 2.0, 1.5), mode="linear"))
+    names = {"scale": "1.weight", "rest": "2.weight", "old": "2.index"}
+
+    def named(name: str) -> str:
+        return names.get(name, name)
+
+    group = case.group
+    ops = tuple(replace(op, inputs=tuple(map(named, op.inputs))) for op in group.ops)
+    types, literals = ({named(name): one for name, one in of.items()} for of in (group.types, group.literals))
+    inputs, constants = tuple(map(named, group.inputs)), frozenset(map(named, group.constants))
+    case.group = replace(group, ops=ops, inputs=inputs, types=types, literals=literals, constants=constants)
+    case.arrays = {named(name): array for name, array in case.arrays.items()}
+    check([case], target_of("avx2"))
+
+
 def test_infinite_elements_spread_to_their_neighbours_alone() -> None:
     """Also those at the border and at positions of the input, whose neighbours have no weight."""
     data = rng.standard_normal((1, 1, 4, 9)).astype(np.float32)
