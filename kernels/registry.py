@@ -10,6 +10,7 @@ from math import inf, prod
 from ..runtime.symbolic.sizes import Domain, greatest_of
 from ..runtime.target import Target
 from .attention import attention, attention_decode_gpu, attention_gpu, attention_mma_gpu, linear_attention
+from .attention.pattern import never_stored
 from .codegen.builder import LargeWorkspaceError
 from .codegen.grids import UncutError
 from .codegen.rocm_limits import rocm_obstacle
@@ -301,7 +302,8 @@ def _obstacle(group: Group) -> str:
     sizes = {name: kind.elements for name, kind in group.types.items()} | {
         one: prod(shape) for one, shape in group.enclosing.items()
     }
-    if large := [name for name, elements in sizes.items() if greatest_of(elements) > _MAX_ELEMENTS]:
+    large = [name for name, elements in sizes.items() if greatest_of(elements) > _MAX_ELEMENTS]
+    if large := large and [name for name in large if name not in never_stored(group)]:
         return f"{large[0]} has more than {_MAX_ELEMENTS} elements, which 32-bit indices cannot reach"
     if wide := [name for name, kind in group.types.items() if kind.dtype == "complex128"]:
         return f"{wide[0]} is complex128, which no machine word holds"

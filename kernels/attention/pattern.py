@@ -78,6 +78,8 @@ class Attention:
         value = self.group.literal(choice.inputs[1])
         if value is None or value.size != 1 or choice.inputs[0] != test.outputs[0]:
             return None
+        if choice.inputs[2] not in values_after(self.group, self.softmax.outputs[0]):
+            return None
         return float(value.item())
 
     @cached_property
@@ -124,6 +126,17 @@ def attention_of(group: Group) -> Attention | Refusal:
     if reason := _shape_obstacle(form) or _path_obstacle(form):
         return Refusal(reason)
     return form
+
+
+def never_stored(group: Group) -> set[str]:
+    """What attention computes from each score, the scores themselves too: no memory holds it. None of it where views lie between,
+    which count places in all scores."""
+    form = attention_of(group)
+    if isinstance(form, Refusal):
+        return set()
+    found = values_after(group, form.scores.outputs[0]) | values_after(group, form.softmax.outputs[0])
+    makers = [op for op in group.ops if not found.isdisjoint(op.outputs)]
+    return set() if any(view_of(group, op) is not None for op in makers) else found
 
 
 def carry_index(group: Group, name: str, index: Index) -> dict[str, Index] | Refusal:

@@ -128,6 +128,33 @@ def guarded_by(value: float) -> Step:
 guarded = guarded_by(0.0)  # which torch's exporter writes for rows without a key
 
 
+def replaced(tape: Tape, x: str) -> str:
+    """Where(IsNaN(x), 0, another tensor)."""
+    nan, other = tape.add("IsNaN", [x], np.isnan(tape.values[x])), tape.input(tape.values[x].shape)
+    return tape.add("Where", [nan, tape.literal(np.float64(0)), other], np.where(tape.values[nan], 0.0, tape.values[other]))
+
+
+def truncated(tape: Tape, x: str) -> str:
+    """Twice as large, and without its fraction."""
+    twice = tape.binary("Mul", x, tape.literal(np.float64(2)))
+    whole = tape.add("Cast", [twice], np.trunc(tape.values[twice]).astype(np.int32), to=6)
+    return tape.add("Cast", [whole], tape.values[whole].astype(np.float64), to=1)
+
+
+def inverted(tape: Tape, x: str) -> str:
+    return tape.binary("Div", tape.literal(np.float64(1)), x)
+
+
+def widened(queries: int, keys: int, dtype: str = "bfloat16") -> Case:
+    """Operands of 16 bits, which float32 arithmetic reads."""
+    tape = Tape(dtype)
+    halves = [tape.input(shape) for shape in ((1, 2, queries, 16), (1, 2, 16, keys), (1, 2, keys, 16))]
+    tape.dtype = "float32"
+    q, k, v = (tape.add("Cast", [name], tape.values[name], to=1) for name in halves)
+    weights = tape.softmax(tape.binary("MatMul", q, k))
+    return tape.case(tape.binary("MatMul", weights, v), f"widened {dtype}, {queries}, {keys}")
+
+
 def halved_and_guarded(tape: Tape, x: str) -> str:
     """Computes more from a probability than a guard does."""
     return guarded(tape, tape.binary("Mul", x, tape.literal(np.float64(0.5))))

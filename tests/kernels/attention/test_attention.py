@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from prefuse.kernels import registry
 from prefuse.kernels.attention import attention
 from prefuse.kernels.attention.operands import Elements
 from prefuse.kernels.attention.pattern import Attention, attention_of
 from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.microkernels.packed_gemm import tiles_options
+from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel, Refusal
 from prefuse.kernels.template.kernel import new_builder
 from prefuse.runtime.hardware.machine import Machine, gpu_thread, row
+from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 
 from ..harness import LEVELS, Case, check, check_in_turn, emitted, run, target_of
@@ -28,6 +31,7 @@ from .attention_cases import (
     one_matrix,
     packed_projections,
     plain,
+    replaced,
     scaled,
     scaled_keys,
     shared_keys,
@@ -89,6 +93,27 @@ def test_rows_without_a_key_are_nan_or_what_the_guard_says() -> None:
     assert np.isnan(bare.expected[0][:, :2]).all()
     steps = (guarded, guarded_by(0.25), halved_and_guarded)
     check([bare, *(attend((1, 2, 19, 23, 8, 8), "float32", chosen(keep, -np.inf), step) for step in steps)], target_of("avx2"))
+
+
+def test_what_takes_the_place_of_probabilities() -> None:
+    """No guard, though it looks like one."""
+    check([attend((1, 2, queries, 23, 8, 8), weight_step=replaced) for queries in (2, 19)], target_of("avx2"))
+
+
+def test_more_scores_than_indices_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They never lie in memory; a view of them counts their places."""
+    target, shape = target_of("avx2"), (1, 32, 8192, 64)
+    types = {"q": shape, "k": (1, 32, 64, 8192), "v": shape, "y": shape} | dict.fromkeys("sp", (1, 32, 8192, 8192))
+    ops = (Op("MatMul", ("q", "k"), ("s",)), Op("Softmax", ("s",), ("p",), {"axis": -1}, 23), Op("MatMul", ("p", "v"), ("y",)))
+    prefill = Group(ops, ("q", "k", "v"), ("y",), {name: TensorType(one, "float32") for name, one in types.items()})
+    assert isinstance(build_kernel(prefill, target), BuiltKernel)
+    assert isinstance(build_kernel(prefill, Target("cuda", "sm_90")), BuiltKernel)
+    monkeypatch.setattr(registry, "_MAX_ELEMENTS", 1000)
+    check([attend((1, 2, 30, 40, 8, 8))], target)
+    monkeypatch.setattr(registry, "_MAX_ELEMENTS", 450)
+    refused = build_kernel(flat_heads().group, target)
+    assert isinstance(refused, tuple)
+    assert "32-bit indices" in refused[0][1]
 
 
 def test_nan_and_infinities_stay_in_their_row() -> None:
