@@ -32,6 +32,7 @@ _WARPS = 4
 _MOST_ROWS, _ROW_ELEMENTS = 8, 1024  # of a block: its queries, and elements of all their results
 _MOST_WIDTH = 256
 _SCORE_BYTES = 16 << 10  # of a block's queries and keys
+_STATIC_BYTES = 48 << 10  # of shared memory that a block may have without asking for more
 _KEYS_AT_ONCE = 4  # of a lane, so that as many loads are under way
 
 
@@ -45,6 +46,8 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     if form.weighs_probabilities and form.guard != 0.0:
         return Refusal("computes something from each probability")
     kernel = _Decode(form, target)
+    if not kernel.keys:
+        return Refusal("shared memory does not hold a block's scores and results")
     return Candidate(kernel.estimate(), kernel.build)
 
 
@@ -83,9 +86,13 @@ class _Decode:
 
     @cached_property
     def keys(self) -> int:
-        """Of a part: as many as take the least time."""
-        step, rows = self.shape.step, self.heads * self.form.queries
-        most = max(_SCORE_BYTES // (4 * rows) // step, 1)
+        """Of a part: as many as take the least time; 0 where a block's shared memory holds not even those of a step."""
+        shape, step, rows = self.shape, self.shape.step, self.heads * self.form.queries
+        beside = 2 * rows + shape.warps * rows * self.form.width + shape.threads  # maxima and sums, results, looks at the mask
+        held = (min(_STATIC_BYTES, self.machine.block_bytes) // 4 - beside) // rows // step
+        most = min(max(_SCORE_BYTES // (4 * rows) // step, 1), held)
+        if most < 1:
+            return 0
         steps = ceil(self.form.keys / step)
         offered = sorted({min(1 << n, most, steps) for n in range(steps.bit_length() + 1)}, reverse=True)
         return min((n * step for n in offered), key=self._clocks)

@@ -54,9 +54,15 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         return Refusal(f"the matrix unit does not multiply {' by '.join(sorted(dtypes))}")
     if dtypes != {"float32"} and any(one.is_scaled for one in operands):
         return Refusal("scales operands of 16 bits")
+    if not all(one.keeps_zero for one in operands):
+        return Refusal("what pads an operand would not stay 0")
+    if dtypes != {"float32"} and not group.tolerance.may_round and group.types[form.product.inputs[0]].dtype not in dtypes:
+        return Refusal("probabilities may not be rounded to 16 bits")
     kernel = _Attention(form, target, LocatedOperands(*operands))
     if missing := missing_terms(target, kernel.terms):
         return Refusal(missing)
+    if not kernel.keys:
+        return Refusal("shared memory does not hold a block's queries and stages")
     return Candidate(kernel.estimate(), kernel.build)
 
 
@@ -88,11 +94,19 @@ class _Attention:
 
     @cached_property
     def keys(self) -> int:
-        """Of a part: on NVIDIA scores of 16 queries by them are two registers each; on AMD room for two blocks' stages."""
+        """Of a part: on NVIDIA scores of 16 queries by them are two registers each, and stages of all terms of deep heads are too
+        much for consumers' GPUs, which 0 stands for where 16 are too many; on AMD room for two blocks' stages."""
         if self.target.kind == "cuda":
-            return 64 if self.terms == 1 else 32
+            offered, most = (64, 32, 16) if self.terms == 1 else (32, 16), gpu_machine(self.target.level).block_bytes
+            return next((keys for keys in offered if self.shared_bytes(keys) <= most), 0)
         row = (power(self.form.depth) + power(self.form.width)) * number_bytes(self.kind)
         return 64 if STAGES * 64 * row <= gpu_machine(self.target.level).block_bytes // 2 else 32
+
+    def shared_bytes(self, keys: int) -> int:
+        """Of a block's queries and stages."""
+        rows, warps = self.shape
+        depth, width = (max(power(n), rows) for n in (self.form.depth, self.form.width))
+        return self.terms * number_bytes(self.kind) * (rows * warps * depth + STAGES * keys * (depth + width))
 
     @cached_property
     def shape(self) -> tuple[int, int]:

@@ -17,13 +17,14 @@ from .pattern import Attention
 @dataclass(frozen=True)
 class Located:
     """An operand of `product` that is an input of the group, `source`, seen through views; `is_scaled`: and through operators
-    with single numbers beside it."""
+    with single numbers beside it, or Casts that round; `keeps_zero`: which make 0 of 0."""
 
     form: Attention
     product: Op
     position: int
     source: str
     is_scaled: bool
+    keeps_zero: bool
 
     def offset(self, batch: Index, row: Expr, column: Expr) -> Expr:
         """In the source, of an element of the matrix that belongs to an index in the batch dimensions of the scores."""
@@ -74,25 +75,35 @@ class Located:
 
 def locate(form: Attention, product: Op, position: int) -> Located | Refusal:
     """Where an operand of one of the products lies; a Refusal where it is computed from more than one tensor."""
-    name, is_scaled, group = product.inputs[position], False, form.group
+    name, is_scaled, group, casts = product.inputs[position], False, form.group, set[str]()
+    keeps_zero = True
     while (op := group.producers.get(name)) is not None:
         if op.op_type in POINTWISE:
             source = _beside_numbers(form, op)
             if source is None:
                 return Refusal(f"{op.op_type} computes an operand from several tensors")
             is_scaled = is_scaled or op.op_type != "Cast"
+            keeps_zero = keeps_zero and _keeps_zero(op, source)
+            if op.op_type == "Cast":
+                casts.add(group.types[name].dtype)
             name = source
         elif view_of(group, op) is None:
             return Refusal(f"{op.op_type} makes an operand")
         else:
             name = op.inputs[0]
-    return Located(form, product, position, name, is_scaled)
+    is_scaled = is_scaled or not casts <= {"float32", group.types[name].dtype}  # to others, elements are rounded
+    return Located(form, product, position, name, is_scaled, keeps_zero)
 
 
 def result_offset(form: Attention, batch: Index, query: int, column: int) -> int:
     """Of an element of the result, for numbers; `batch` in the batch dimensions of the product with V."""
     out = form.group.outputs[0]
     return int(row_major(form.result_place((*batch, query, column)), form.group.types[out].shape))
+
+
+def _keeps_zero(op: Op, source: str) -> bool:
+    """Whether an operator makes 0 of an element that is 0, as what pads an operand is to stay."""
+    return op.op_type in ("Cast", "Mul", "Neg") or (op.op_type == "Div" and op.inputs[0] == source)
 
 
 def _beside_numbers(form: Attention, op: Op) -> str | None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from prefuse.kernels.attention import attention_mma_gpu
+from prefuse.kernels.attention import attention_decode_gpu, attention_mma_gpu
+from prefuse.kernels.codegen.builder import Buffer
 from prefuse.kernels.codegen.gpu_builder import GpuBuilder
-from prefuse.kernels.template.contract import Refusal
+from prefuse.kernels.template.contract import Candidate, Refusal
+from prefuse.runtime.hardware.gpu import gpu_machine
 from prefuse.runtime.target import Target
 
 from ..kernels.attention.attention_cases import (
@@ -20,17 +22,21 @@ from ..kernels.attention.attention_cases import (
     guarded,
     guarded_by,
     halved_and_guarded,
+    inverted,
     masked,
     one_matrix,
     packed_projections,
+    replaced,
     scaled,
     scaled_keys,
     shared_keys,
     split_projections,
+    truncated,
     turned_values,
+    widened,
 )
 from ..kernels.harness import Case, build
-from .simulator import SimulatedFaultError, check, check_in_turn
+from .simulator import CUDA, ROCM, SimulatedFaultError, check, check_in_turn
 
 
 def of_sizes() -> list[Case]:
@@ -53,7 +59,7 @@ def without_keys() -> list[Case]:
     late = np.triu(np.ones((19, 43), bool), 23)  # nothing in the first blocks
     bare = [attend((1, 2, 19, 43, 8, 8), score_step=chosen(mask, -np.inf)) for mask in (keep, late)]
     assert np.isnan(bare[0].expected[0][:, :2]).all()
-    steps = (guarded, guarded_by(0.25), halved_and_guarded)
+    steps = (guarded, guarded_by(0.25), halved_and_guarded, replaced)
     return [*bare, *(attend((1, 2, 19, 43, 8, 8), score_step=chosen(keep, -np.inf), weight_step=step) for step in steps)]
 
 
@@ -93,7 +99,7 @@ def of_halves() -> list[Case]:
 
 def with_scales() -> list[Case]:
     cases = [grouped_queries(19, key_step=scaled(0.3)), split_projections(), flat_heads(), turned_values(17), shared_keys(17)]
-    return cases
+    return [*cases, grouped_queries(19, key_step=truncated)]
 
 
 def with_hidden_keys() -> list[Case]:
@@ -128,6 +134,8 @@ def test_what_the_matrix_unit_has_no_tiles_for() -> None:
         "136": attend((1, 1, 9, 11, 136, 8)),
         "from each probability": random,
         "several tensors": grouped_queries(19, key_step=scaled_keys),
+        "stay 0": grouped_queries(19, key_step=inverted),
+        "may not be rounded": widened(19, 33),
         "has no mma.sync": attend((1, 2, 9, 11, 8, 8)),
     }
     for reason, case in cases.items():
@@ -137,3 +145,43 @@ def test_what_the_matrix_unit_has_no_tiles_for() -> None:
         assert reason in refused.reason
         others = "gpu_decode_attention" if "1 queries" in reason else "gpu_attention"
         assert build(replace(case, template=""), target).template == others
+
+
+def test_operands_of_16_bits_round_probabilities_where_the_precision_allows_it() -> None:
+    group = replace(widened(19, 33).group, precision="bfloat16")
+    assert isinstance(attention_mma_gpu.plan(group, CUDA), Candidate)
+
+
+@pytest.mark.parametrize("level", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_120"])
+@pytest.mark.parametrize("sizes", [(1, 200, 70, 40, 64, 64), (1, 200, 70, 40, 128, 128), (1, 200, 20, 33, 100, 40)])
+def test_stages_fit_in_the_shared_memory_of_a_block(level: str, sizes: tuple[int, int, int, int, int, int]) -> None:
+    target, group = Target("cuda", level), attend(sizes).group
+    kernel = build(Case(group, {}, [], template="gpu_mma_attention"), target)
+    (grid,) = kernel.function.launches
+    assert gpu_machine(level).block_bytes // 4 < grid.shared_bytes <= gpu_machine(level).block_bytes
+
+
+def test_fewer_keys_at_once_where_shared_memory_is_short(tmp_path: Path) -> None:
+    check([replace(attend((1, 1, 17, 40, 128, 100)), template="gpu_mma_attention")], tmp_path, Target("cuda", "sm_86"))
+
+
+@pytest.mark.parametrize("target", [CUDA, ROCM], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 2, 8, 1024, 256, 256), (1, 2, 8, 1024, 1, 256), (1, 8, 1, 4096, 128, 128)])
+def test_scores_and_results_of_few_queries_fit_in_static_shared_memory(
+    sizes: tuple[int, int, int, int, int, int], target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or another kernel takes them, as where keys are so short that a step has many."""
+    used, shared = list[int](), GpuBuilder.shared
+
+    def counted(builder: GpuBuilder, elements: int, dtype: str, name: str = "tile") -> Buffer:
+        used.append(elements * np.dtype(dtype).itemsize)
+        return shared(builder, elements, dtype, name)
+
+    monkeypatch.setattr(GpuBuilder, "shared", counted)
+    late = np.zeros((1, 1, 1, sizes[3]))
+    planned = attention_decode_gpu.plan(attend(sizes, score_step=masked(late)).group, target)
+    if isinstance(planned, Refusal):
+        assert sizes[4] == 1
+        return
+    planned.emit()
+    assert 0 < sum(used) <= 48 << 10
