@@ -59,7 +59,7 @@ def find_core(softmax: ir.Node, opset: int) -> Core | Rejection | None:
         return Rejection("MatMul does not multiply the probabilities from the right, each at its place", (softmax, weighted))
     if fault := _leaving(softmax, after, weighted):
         return fault
-    found = _scores_of(softmax)
+    found = scores_of(softmax)
     if isinstance(found, Rejection):
         return found
     scores, before = found
@@ -126,7 +126,7 @@ def _product_after(softmax: ir.Node) -> ir.Node | Rejection | None:
     return nearly
 
 
-def _scores_of(softmax: ir.Node) -> tuple[ir.Node, set[ir.Node]] | Rejection:
+def scores_of(softmax: ir.Node) -> tuple[ir.Node, set[ir.Node]] | Rejection:
     """The product whose elements Softmax reads and what lies between, or why there is none that the group can hold."""
     region = _Region.of(_input(softmax, 0))
     products = [node for node in region.sources if _is_product(node)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ....compiler.ir.constants import constant_tensor
 from ....compiler.ir.kinds import is_pointwise
 from ....compiler.ir.matching import rank_of
-from ....compiler.ir.rewriter import operation, remove_nodes, replace_node
+from ....compiler.ir.rewriter import Rejection, operation, remove_nodes, replace_node
+from .core import scores_of
 
 _MAX_CHAIN = 16  # pointwise nodes that are looked at between Softmax and the Transpose
 
@@ -25,6 +27,8 @@ def turn_product(model: ir.Model, softmax: ir.Node) -> bool:
     values, turned = product.inputs
     rank, result_rank = rank_of(values), rank_of(product.outputs[0])
     if turned is not transpose.outputs[0] or values is turned or rank is None or rank < 2 or result_rank is None:
+        return False
+    if constant_tensor(values) is not None or isinstance(scores_of(softmax), Rejection):  # no attention, which that would be for
         return False
     columns = operation("Transpose", [values], perm=_swapped(rank))
     weighted = operation("MatMul", [probabilities, columns.outputs[0]])
