@@ -96,6 +96,8 @@ def fold_of(anchor: Anchor, ahead: Chain | None, behind: Chain | None) -> Fold |
             bias = bias * behind.scale + behind.shift
     if not _is_finite(anchor, factors, bias):
         return incomplete.rejection("a number would not be finite")
+    if _is_subnormal(anchor, factors):
+        return incomplete.rejection("most weights would be subnormal numbers")
     return Fold(anchor, affines, factors, bias)
 
 
@@ -110,6 +112,16 @@ def _is_finite(anchor: Anchor, factors: Sequence[np.ndarray], bias: np.ndarray) 
         array = tensor.numpy()
         peak = float(np.maximum(array.max(), -array.min())) * float(np.prod([np.abs(factor).max() for factor in factors]))
     return peak <= largest and bool((np.abs(bias) <= largest).all())
+
+
+def _is_subnormal(anchor: Anchor, factors: Sequence[np.ndarray]) -> bool:
+    """Whether most of a float16 weight times its factors would be below the normal numbers, where these have fewer bits."""
+    tensor = constant_tensor(anchor.weight)
+    if tensor is None or tensor.dtype != ir.DataType.FLOAT16 or not factors:
+        return False
+    least = float(np.finfo(np.float16).smallest_normal)
+    counts = [((block != 0).sum(), ((block != 0) & (np.abs(block) < least)).sum()) for _, block in blocks(tensor, factors)]
+    return 2 * sum(small for _, small in counts) > sum(some for some, _ in counts)
 
 
 def _scaled(tensor: ir.TensorProtocol, factors: Sequence[np.ndarray]) -> ir.Tensor[np.ndarray]:

@@ -232,3 +232,18 @@ def test_time_is_linear() -> None:
         return lambda: fold(draft.finished())
 
     assert_scales(prepare, 300, 600, 2.8)
+
+
+@pytest.mark.parametrize(("scale", "folds"), [(2.0**-9, True), (2.0**-10, False)])
+def test_float16_weights_that_would_be_subnormal_stay(scale: float, folds: bool) -> None:
+    draft = Draft.of(0, (4, 8), ir.DataType.FLOAT16)
+    weight, factor = (
+        add_constant(draft.model, np.full(shape, size, np.float16), "c") for shape, size in (((8, 3), 2.0**-5), ((3,), scale))
+    )
+    draft.add("MatMul", None, weight)
+    draft.add("Mul", None, factor)
+    model = draft.finished()
+    context = Context(Target.parse("cpu"))
+    run_pipeline(model, parse_pipeline("fold-batchnorm", PASSES), context)
+    assert [node.op_type for node in model.graph] == ["MatMul", "Mul"][: 1 if folds else 2]
+    assert any("subnormal" in str(remark) for remark in context.remarks) != folds
