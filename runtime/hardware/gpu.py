@@ -18,7 +18,7 @@ class GpuMachine:
     an instruction. `stages` of a software pipeline are the most that are of use: more hide more latency, and leave room for fewer
     blocks; two, where registers hold what is on its way. A warp's tile has `warp_sums` at
     most, and `deep_sums` where stages are twice as deep, for its registers. Bytes are multiplied `byte_factor` times as fast as
-    16-bit floats.
+    16-bit floats. Of all GPUs of the row the smallest has the `fewest` multiprocessors: a cooperative grid has no more blocks.
     """
 
     name: str
@@ -42,6 +42,7 @@ class GpuMachine:
     warp_sums: int = 128 * 64
     deep_sums: int = 64 * 32
     byte_factor: int = 2
+    fewest: int = 1
 
     @property
     def memory_bytes(self) -> float:
@@ -54,16 +55,18 @@ class GpuMachine:
 
 
 # Whitepapers of V100, T4, A100, A10, L40S, H100, CDNA3, and AMD's figures of the Radeon RX 7900 XTX, without its pairs of float32
-# operations.
+# operations. The fewest multiprocessors are those of V100, GTX 1650, A30, laptops' RTX 3050 and RTX 4050, H20, MI210, RX 7600.
 # On Hopper mma.sync reaches 62.9% of what wgmma does (Luo et al.: Benchmarking and Dissecting
 # the Nvidia Hopper GPU Architecture via Microbenchmarking, 2024); the memory's rate there is that of a measured copy.
 _ROWS = {
-    "sm_70": GpuMachine("sm_70", 80, 1.53, 1024, 128, 900, 96 << 10, 96 << 10, l2_size_bytes=6 << 20),
-    "sm_75": GpuMachine("sm_75", 40, 1.59, 1024, 128, 320, 64 << 10, 64 << 10, l2_size_bytes=4 << 20),
-    "sm_80": GpuMachine("sm_80", 108, 1.41, 2048, 128, 1935, 163 << 10, 164 << 10, l2_size_bytes=40 << 20, memory_latency=600),
-    "sm_86": GpuMachine("sm_86", 72, 1.695, 1024, 256, 600, 99 << 10, 100 << 10, l2_size_bytes=6 << 20),
-    "sm_89": GpuMachine("sm_89", 142, 2.52, 1024, 256, 864, 99 << 10, 100 << 10, l2_size_bytes=96 << 20),
-    "sm_90": GpuMachine("sm_90", 132, 1.755, 2576, 256, 4300, 227 << 10, 228 << 10, warpgroup_flops=4096),
+    "sm_70": GpuMachine("sm_70", 80, 1.53, 1024, 128, 900, 96 << 10, 96 << 10, l2_size_bytes=6 << 20, fewest=80),
+    "sm_75": GpuMachine("sm_75", 40, 1.59, 1024, 128, 320, 64 << 10, 64 << 10, l2_size_bytes=4 << 20, fewest=14),
+    "sm_80": GpuMachine(
+        "sm_80", 108, 1.41, 2048, 128, 1935, 163 << 10, 164 << 10, l2_size_bytes=40 << 20, memory_latency=600, fewest=56
+    ),
+    "sm_86": GpuMachine("sm_86", 72, 1.695, 1024, 256, 600, 99 << 10, 100 << 10, l2_size_bytes=6 << 20, fewest=16),
+    "sm_89": GpuMachine("sm_89", 142, 2.52, 1024, 256, 864, 99 << 10, 100 << 10, l2_size_bytes=96 << 20, fewest=20),
+    "sm_90": GpuMachine("sm_90", 132, 1.755, 2576, 256, 4300, 227 << 10, 228 << 10, warpgroup_flops=4096, fewest=78),
     "gfx942": GpuMachine(
         "gfx942",
         304,
@@ -79,6 +82,7 @@ _ROWS = {
         lanes=64,
         lanes_a_clock=64,
         stages=(2,),
+        fewest=104,
     ),
     "gfx1100": GpuMachine(
         "gfx1100",
@@ -96,6 +100,7 @@ _ROWS = {
         warp_sums=64 * 32,
         deep_sums=16 * 16,
         byte_factor=1,
+        fewest=32,
     ),
 }
 

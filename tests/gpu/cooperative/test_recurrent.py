@@ -12,6 +12,7 @@ import pytest
 from prefuse.kernels.codegen.grids import DeviceFunction
 from prefuse.kernels.recurrent import recurrent_gpu
 from prefuse.kernels.template.contract import Refusal
+from prefuse.runtime.hardware.gpu import gpu_machine
 from prefuse.runtime.target import Target
 
 from ...kernels.harness import Case, build
@@ -66,6 +67,12 @@ def launches(one: Case, target: Target = CUDA) -> list[tuple[int, bool]]:
 @pytest.mark.parametrize(("direction", "blocks"), [("forward", 12), ("bidirectional", 24)])
 def test_all_steps_of_all_directions_are_one_grid(direction: str, blocks: int) -> None:
     assert launches(of_torch("GRU", 7, 2, 20, 96, direction)) == [(blocks, True)]
+
+
+@pytest.mark.parametrize("level", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_120"])
+def test_all_blocks_run_at_once_on_the_smallest_gpu_of_an_architecture(level: str) -> None:
+    ((blocks, _),) = launches(of_torch("LSTM", 2, 1, 8, 512), Target("cuda", level))
+    assert gpu_machine(level).fewest // 2 < blocks <= gpu_machine(level).fewest
 
 
 def test_blocks_of_one_step_do_not_meet() -> None:
