@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from math import copysign
+from operator import mul
 
 import numpy as np
 from tvm import tirx
@@ -196,14 +197,17 @@ def _mod(e: Element, x: Inputs) -> Expr:
     return tirx.Select(other_sign, rest + x[1], rest)
 
 
+_TIMES = _wrapping(mul)
+
+
 def _pow(e: Element, x: Inputs) -> Expr:
     base, exponent = x
     if "int" in e.dtype and "int" in str(exponent.ty):
-        return integer_power(e.name, base, exponent)
+        return integer_power(e.name, base, exponent, e.widest)
     if isinstance(exponent, tirx.FloatImm | tirx.IntImm):  # exporters write norms and GELU with squares and cubes
         value = float(exponent.value)
         if value in (2.0, 3.0):
-            return base * base * base if value == 3.0 else base * base
+            return _TIMES(e, [base] * int(value))
         if value == 0.5 and e.dtype in _FLOATS:
             return tirx.sqrt(base)
         if value == 1.0:
@@ -356,7 +360,7 @@ POINTWISE: dict[str, Scalar] = {
     "Min": _variadic(math.minimum),
     "Mish": _float(math.mish, lambda x: x * tirx.tanh(_softplus64(x))),
     "Mod": _mod,
-    "Mul": _wrapping(lambda a, b: a * b),
+    "Mul": _TIMES,
     "Neg": lambda e, x: math.wrapping(lambda a: -a, x[0], widest=e.widest),
     "Not": lambda e, x: tirx.Not(x[0]),
     "Or": _binary(tirx.Or),

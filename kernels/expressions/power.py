@@ -6,12 +6,13 @@ Greatest error against float64, measured by tests/kernels/expressions over bases
 from __future__ import annotations
 
 from math import log
+from operator import mul
 
 from tvm import tirx
 
 from ..codegen.builder import Expr
 from .ldexp import scaled
-from .math import INF, OF_EXP, Name, f32, polynomial
+from .math import INF, OF_EXP, Name, f32, polynomial, wrapping
 
 _SQRT_HALF = 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2) in float64
 _LOG2_TERMS = (1 / 13, 1 / 11, 1 / 9, 1 / 7, 1 / 5, 1 / 3, 1.0)
@@ -36,11 +37,11 @@ def power(name: Name, x: Expr, y: Expr) -> Expr:
     return tirx.Select(is_one, f32(1.0), tirx.Select(is_nan, f32(float("nan")), number))
 
 
-def integer_power(name: Name, x: Expr, y: Expr) -> Expr:
+def integer_power(name: Name, x: Expr, y: Expr, widest: int = 128) -> Expr:
     """x**y of integers, which wraps around as products do. Negative powers of 1 and -1 are whole, all others 0, as torch has
     them: also of 0, of which ONNX says nothing.
 
-    By squares (Knuth, TAOCP 2, 4.6.3), unsigned, as TVM marks sums and products of signed integers as never wrapping.
+    By squares (Knuth, TAOCP 2, 4.6.3), by `wrapping` products, as TVM marks others, unsigned ones too, as never wrapping around.
     """
     dtype, kind = str(x.ty), str(y.ty)
     bits = int(kind.lstrip("uint")) - (not kind.startswith("u"))
@@ -51,8 +52,8 @@ def integer_power(name: Name, x: Expr, y: Expr) -> Expr:
     value = one
     for bit in range(bits):
         is_factor = tirx.NE((y >> tirx.const(bit, kind)) & tirx.const(1, kind), tirx.const(0, kind))
-        value = name(value * tirx.Select(is_factor, square, one))
-        square = name(square * square) if bit < bits - 1 else square
+        value = name(wrapping(mul, value, tirx.Select(is_factor, square, one), widest=widest))
+        square = name(wrapping(mul, square, square, widest=widest)) if bit < bits - 1 else square
     value = tirx.Cast(dtype, value)
     if kind.startswith("u"):
         return value
