@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import onnx_ir as ir
 
+from ....compiler.ir.constants import constant_array
 from ....compiler.ir.facts import tensor_type
 from ....compiler.ir.rewriter import Rejection
 from ....compiler.pipeline import Context, Pass
@@ -30,7 +32,8 @@ class ReassociateProduct(Pass):
     So it is in a decoder with attention: at every step, the states of the source are summed up by that step's weights and
     multiplied by the large weights of the output or of a recurrent cell, which then need not be read again.
     Where the rows are constant, too, their product is computed at compile time.
-    Legal always: a product of matrices is associative; sums are rounded in another order. Of recurrent operators, only one step
+    Legal where the rows' product is finite if the sums' is, as that of float16 numbers need not be: a product of matrices is
+    associative; sums are rounded in another order. Of recurrent operators, only one step
     for a batch of one is seen. Worth it when the chains take less time so: of products that share rows and constant, all; with
     the sums, where nothing else reads them.
     """
@@ -45,7 +48,7 @@ class ReassociateProduct(Pass):
             for family in _families(model.graph):
                 if any(reader.is_stale for reader in family):
                     continue
-                fault = _costly(family, self.launch_bytes) or _shared_weight(family, self.launch_bytes)
+                fault = _costly(family, self.launch_bytes) or _shared_weight(family, self.launch_bytes) or _too_large(family)
                 if fault is not None:
                     faults.append(fault)
                     continue
@@ -105,3 +108,14 @@ def _shared_weight(family: Sequence[Reader], launch_bytes: int) -> Rejection | N
         return None
     reason = f"products of sums of %{family[0].source.values.name} stay: %{weight.name} is also read by {others[0].op_type}"
     return Rejection(reason, (family[0].node, others[0]))
+
+
+def _too_large(family: Sequence[Reader]) -> Rejection | None:
+    """Where the product of the rows may be beyond what float16 holds, as products of sums with small weights are not."""
+    source, weight = family[0].source, family[0].weight
+    if weight.dtype != ir.DataType.FLOAT16:
+        return None
+    sizes = [np.abs(array).max() for value in (source.values, weight) if (array := constant_array(value)) is not None]
+    if len(sizes) == 2 and float(sizes[0]) * float(sizes[1]) * source.depth <= float(np.finfo(np.float16).max):
+        return None
+    return Rejection(f"products of sums of %{source.values.name} stay: of its rows they may be too large", (family[0].node,))

@@ -82,8 +82,9 @@ class Rewriter:
         assert values is not None
 
         def product(weight: np.ndarray) -> np.ndarray:
-            rows = values.numpy().reshape(source.terms, source.depth).astype(np.float64)
-            return (rows @ taken(weight).astype(np.float64)).astype(weight.dtype)
+            kind = weight.dtype if weight.dtype.kind in "iu" else np.dtype(np.float64)  # integers wrap around
+            rows = values.numpy().reshape(source.terms, source.depth).astype(kind)
+            return (rows @ taken(weight).astype(kind)).astype(weight.dtype)
 
         return self._made_of(reader.weight, product, (source.terms, reader.columns))
 

@@ -9,6 +9,7 @@ import pytest
 from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 from prefuse.compiler.frontend.importer import import_model
+from prefuse.compiler.ir.constants import constant_array
 from prefuse.compiler.pipeline import Context, run_pipeline
 from prefuse.passes.weights.reassociate_product import ReassociateProduct
 from prefuse.runtime.target import Target
@@ -40,10 +41,60 @@ def check(source: onnx.ModelProto) -> bool:
     return (len(list(graph.graph)), str(graph)) != before
 
 
+def operands_of(value: ir.Value) -> list[ir.Value]:
+    """What a value is computed from."""
+    node = value.producer()
+    assert node is not None
+    return [one for one in node.inputs if one is not None]
+
+
 def test_a_sum_whose_weights_are_a_product_of_the_same_family() -> None:
     """Both products read sums of v by w, and the second's weights are what the first one gave: a dangling value."""
     body = "c = MatMul(p, v) d = MatMul(c, w) e = MatMul(d, v) f = MatMul(e, w)"
     assert check(model(f"g (float[64,6] p, float[6,8] v) => (float[64,6] f) {{ {body} }}", w=(8, 6)))
+
+
+@pytest.mark.parametrize(("size", "is_rewritten"), [(20.0, False), (1.0, True), (np.nan, False)])
+def test_float16_rows_whose_product_may_be_too_large(size: float, is_rewritten: bool) -> None:
+    """512 products of 20 by 20 are 204,800, where weights that are small make sums that are not."""
+    source = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (float16[8,64] p) => (float16[8,16] y) { c = MatMul(p, s) y = MatMul(c, w) }'
+    )
+    for name, shape in (("s", (64, 512)), ("w", (512, 16))):
+        source.graph.initializer.append(numpy_helper.from_array(np.full(shape, size, np.float16), name))
+    graph = import_model(source)
+    context = Context(Target.parse("cpu"))
+    run_pipeline(graph, [ReassociateProduct(launch_bytes=0)], context)
+    assert (operands_of(graph.graph.outputs[0])[0].name == "p") == is_rewritten
+    assert any("too large" in str(remark) for remark in context.remarks) != is_rewritten
+
+
+def test_computed_float16_rows() -> None:
+    body = "c = MatMul(p, s) d = MatMul(q, s) y = MatMul(c, w) z = MatMul(d, w)"
+    head = "float16[64,6] p, float16[64,6] q, float16[6,8] s, float16[8,4] w"
+    source = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 20]> g ({head}) => (float16[64,4] y, float16[64,4] z) {{ {body} }}'
+    )
+    weight = source.graph.input.pop()
+    source.graph.initializer.append(numpy_helper.from_array(np.ones((8, 4), np.float16), weight.name))
+    graph = import_model(source)
+    run_pipeline(graph, [ReassociateProduct(launch_bytes=0)], Context(Target.parse("cpu")))
+    assert [operands_of(value)[0].name for value in graph.graph.outputs] == ["c", "d"]
+
+
+def test_integers_wrap_around_as_their_products_do() -> None:
+    """In float64 these would lose their last bits."""
+    source = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (int64[8,4] p) => (int64[8,4] y) { c = MatMul(p, s) y = MatMul(c, w) }'
+    )
+    numbers = {"s": random.integers(-(2**62), 2**62, (4, 16)), "w": random.integers(-(2**62), 2**62, (16, 4))}
+    for name, array in numbers.items():
+        source.graph.initializer.append(numpy_helper.from_array(array, name))
+    graph = import_model(source)
+    run_pipeline(graph, [ReassociateProduct(launch_bytes=0)], Context(Target.parse("cpu")))
+    rows, product = operands_of(graph.graph.outputs[0])
+    assert rows.name == "p"
+    np.testing.assert_array_equal(constant_array(product), numbers["s"] @ numbers["w"])
 
 
 @pytest.mark.parametrize("seed", range(40))
