@@ -29,6 +29,7 @@ _MANY_ROWS = 1 << 14  # enough threads by themselves
 _MOST_KEPT = 1 << 12  # entries of 8 bytes in the 48 KiB of shared memory of a block, beside the sums of its threads
 _DIGIT_BITS = 2
 _KEY_BITS = 32
+_MOST_PLACE_BITS = 30  # one more is another digit, whose candidates fill the sign
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
@@ -40,6 +41,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal("keys of 8 bytes leave no room for places")
     if kept > _MOST_KEPT:
         return Refusal(f"shared memory holds {_MOST_KEPT} entries, not {kept}")
+    if length > 1 << _MOST_PLACE_BITS:
+        return Refusal("a key and a place fill more than an entry")
     if length < SHORT_ROW or not 0 < rows < _MANY_ROWS or not kept:
         return Refusal("a thread for each row does better")
     builder = new_builder(target)

@@ -83,3 +83,14 @@ def test_what_threads_select_alone(case: Case, reason: str) -> None:
     refused = topk_gpu.build(case.group, CUDA)
     assert isinstance(refused, Refusal)
     assert reason in refused.reason
+
+
+@pytest.mark.parametrize("length", [1 << 30, (1 << 30) + 1])
+def test_a_key_and_a_place_are_an_entry(length: int) -> None:
+    case = topk(np.ones((1, 100), np.float32), 5)
+    types = {
+        name: replace(kind, shape=(1, length) if name == case.group.inputs[0] else kind.shape)
+        for name, kind in case.group.types.items()
+    }
+    built = topk_gpu.build(replace(case.group, types=types), CUDA)
+    assert isinstance(built, Refusal) == (length > 1 << 30)
