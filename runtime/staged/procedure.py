@@ -86,6 +86,14 @@ class Procedure:
         for step in self.steps:
             yield from step.describe()
 
+    def all_constants(self) -> Iterator[np.ndarray]:
+        """The constants of the procedure, of its branches and loop bodies, and of stages that are procedures themselves."""
+        yield from self.constants.values()
+        for step in self.steps:
+            inner = getattr(getattr(step, "program", None), "procedure", None)
+            for body in (*step.bodies, *([inner] if isinstance(inner, Procedure) else [])):
+                yield from body.all_constants()
+
     def walk(self) -> Iterator[Step]:
         """Every step, those of branches and loop bodies after the one that they belong to."""
         for step in self.steps:
@@ -245,8 +253,8 @@ class ScanStep:
         carried: list[Value] = [values[name] for name in self.initial]
         slices: list[list[np.ndarray]] = [[] for _ in self.scan_types]
         for step in range(length):
-            rows = [
-                array[length - 1 - step if backwards else step]
+            rows: list[Value] = [
+                np.asarray(array[length - 1 - step if backwards else step], array.dtype)  # a vector's element is no array
                 for array, backwards in zip(arrays, self.input_reversed, strict=True)
             ]
             results = self.body.run((*carried, *rows), values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -26,6 +27,7 @@ class StagedModel(Shared):
 
     def __init__(self, program: StagedProgram) -> None:
         self._program = program
+        self._constants = tuple(program.procedure.all_constants())
 
     def __call__(self, /, *inputs: object, **named: object) -> object:
         """Run the model.
@@ -37,7 +39,8 @@ class StagedModel(Shared):
         names = self.input_names
         given = in_order(names, inputs, named)
         arrays = tuple(_value(value, port) for value, port in zip(given, self._program.inputs, strict=True))
-        results: list[object] = list(self._program.procedure.run(arrays, {}))
+        held = [*_arrays(arrays), *self._constants]
+        results: list[object] = [_own(result, held) for result in self._program.procedure.run(arrays, {})]
         if is_torch(given):
             results = all_as_tensors(results)
         return results[0] if len(results) == 1 else tuple(results)
@@ -112,6 +115,24 @@ def _value(value: object, port: StagedPort) -> Value:
     if isinstance(value, (int, float)) and not isinstance(value, np.generic) and port.type is not None and not port.type.shape:
         return number_array(value, port.type.dtype, where)
     return _array_or_list(value, where)
+
+
+def _arrays(values: Iterable[Value]) -> Iterator[np.ndarray]:
+    """All arrays of values and of sequences among them."""
+    for value in values:
+        if isinstance(value, np.ndarray):
+            yield value
+        elif value is not None:
+            yield from _arrays(value)
+
+
+def _own(value: Value, held: Sequence[np.ndarray]) -> Value:
+    """A result that is the caller's: writing to it changes no array that is `held`, constants and what the caller has given."""
+    if isinstance(value, list):
+        return [_own(item, held) for item in value]
+    if value is None or (value.flags.writeable and not any(np.may_share_memory(value, one) for one in held)):
+        return value
+    return value.copy()
 
 
 def _array_or_list(value: object, where: str) -> Value:

@@ -120,6 +120,43 @@ def test_scan_in_both_directions_along_other_axes() -> None:
         _check(net, text, floats(3), floats(3, length, seed=1), floats(length, 3, seed=2))
 
 
+def test_a_scan_over_a_vector_gives_its_body_arrays() -> None:
+    text = """main (float[4] x, bool[4] c) => (float[4] y) {
+        y = Scan<num_scan_inputs=2, body = body (float p, bool q) => (float r) {
+            r = If(q) <then_branch = t () => (float a) { a = Exp(p) }, else_branch = e () => (float b) { b = Neg(p) }>
+        }>(x, c)
+    }"""
+    _check(_compiled(text), text, floats(4), np.array([True, False, False, True]))
+
+
+def test_results_are_the_caller_s() -> None:
+    """Neither constants of the model nor inputs, which a caller that writes to them would change for the next call."""
+    text = """main (float[2,3] x, int64 n, bool go, int64[2] s) => (float[2,3] y, float[2,3] z, float[A,B] w, float[A,B] v)
+        <float[2,3] k = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}, float[1,1] one = {1.0}> {
+        y, z = Loop(n, go, x, k) <body = body (int64 i, bool c, float[2,3] a, float[2,3] b) =>
+            (bool d, float[2,3] e, float[2,3] f) {
+            d = Identity(c)
+            e = Exp(a)
+            f = Neg(b)
+        }>
+        w = Expand(one, s)
+        v = Reshape(x, s)
+    }"""
+    net = _compiled(text)
+    x, shape = floats(2, 3), np.array([3, 2])
+    for trips in (0, 1, 0):
+        given = (x, np.array(trips), np.array(True), shape)
+        _check(net, text, *given) if trips else None
+        results = net(*given)
+        wanted = [np.copy(one) for one in results]
+        kept = x.copy()
+        for result in results:
+            result += 100
+        np.testing.assert_array_equal(x, kept)
+        for found, want in zip(net(*given), wanted, strict=True):
+            np.testing.assert_array_equal(found, want)
+
+
 def test_a_shape_that_the_model_computes_from_data() -> None:
     text = """main (float[12,2] x, float[2000] noise) => (float[A,B] y) {
         peak = ReduceMax<keepdims=0>(noise)
