@@ -24,7 +24,7 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ...runtime.errors import InvalidModelError, UnsupportedModelError
 from ...runtime.plan import TensorType
-from .bodies import infer_parameters
+from .bodies import body_fault, infer_parameters
 from .cloning import copy_facts
 from .constants import constant_tensor
 from .kinds import KIND_OF_OPERATOR, Kind
@@ -163,6 +163,8 @@ class _Inference:
         if function is not None:
             self._visit_call(node, function)
             return
+        if fault := body_fault(node):
+            raise InvalidModelError(source_of(node), f"{node.op_type}: {fault}", "correct the model")
         infer_parameters(node)
         for graph in subgraphs_of(node):
             # torch exports x.squeeze(0) as an If on the dimension, of which one branch fits.

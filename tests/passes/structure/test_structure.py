@@ -211,6 +211,22 @@ FAULTS = {
         z = Scan(u, u) <num_scan_inputs=2, scan_output_directions=[2], {_SUM}> }}""",
     "the body gives 0 values for a condition and 1 carried values": """main (float[2] x) => (float[2] y) {
         n = Constant<value_int=2>() y = Loop(n, "", x) <body = b (int64 i, bool c, float[2] a) => () { d = Identity(c) }> }""",
+    "the body takes 2 values, and is given 3": """main (float[2] x) => (float[2] y) {
+        n = Constant<value_int=2>() y = Loop(n, "", x) <body = b (int64 i, bool c) => (bool d, float[2] e) {
+            d = Identity(c) e = Exp(x) }> }""",
+    "the body takes 1 values, and is given 2": """main (float[2] x) => (float[K,2] y) {
+        n = Constant<value_int=2>() y = Loop(n, "") <body = b (int64 i) => (bool d, float[2] e) {
+            d = Constant<value = bool {1}>() e = Exp(x) }> }""",
+    "num_scan_inputs is 0, of 2 inputs": f"""main (float[3,2] u) => (float[3,2] z) {{
+        z = Scan(u, u) <num_scan_inputs=0, {_SUM}> }}""",
+    "num_scan_inputs is 3, of 2 inputs": f"""main (float[3,2] u) => (float[3,2] z) {{
+        z = Scan(u, u) <num_scan_inputs=3, {_SUM}> }}""",
+    "scan_input_axes is [1] for 2 values": f"""main (float[2,3] u) => (float[3,2] z) {{
+        z = Scan(u, u) <num_scan_inputs=2, scan_input_axes=[1], {_SUM}> }}""",
+    "scan_output_axes is [0, 0] for 1 values": f"""main (float[3,2] u) => (float[3,2] z) {{
+        z = Scan(u, u) <num_scan_inputs=2, scan_output_axes=[0, 0], {_SUM}> }}""",
+    "x has 0 axes, and is scanned along axis 0": """main (float x) => (float[K] y) {
+        y = Scan(x) <num_scan_inputs=1, body = b (p) => (float q) { q = Exp(p) }> }""",
     "its trip count has the shape [2]": """main (float[2] x) => (float[2] y) {
         n = Constant<value_ints=[2, 3]>()
         y = Loop(n, "", x) <body = b (int64 i, bool c, float[2] a) => (bool d, float[2] e) { d = Identity(c) e = Exp(a) }> }""",
