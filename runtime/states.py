@@ -9,14 +9,14 @@ import os
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
 
-from .archive import check_members, new_archive, write_member
+from .archive import COPY_AGAIN, check_members, new_archive, write_member
 from .device import Arena, Device
 from .errors import InputError, ProgramFileError
 from .interchange import as_array
@@ -113,17 +113,26 @@ class States(Mapping[str, np.ndarray]):
             for name, member in (more or {}).items():
                 write_member(archive, name, member)
 
-    def load(self, path: str | os.PathLike[str], *, any_program: bool = False) -> None:
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        any_program: bool = False,
+        check: Callable[[Mapping[str, np.ndarray]], str] = lambda states: "",
+    ) -> None:
         """Set all states from a file that `save` wrote; none is changed if one cannot be.
 
         Args:
             any_program: whether the states of another program are taken, too, if names, types and shapes are the same.
+            check: says what is wrong with the states of a file; empty if nothing is.
 
         Raises:
             ProgramFileError: no such file, a corrupt one, or the states of another program.
             InputError: another thread is calling the session.
         """
         arrays = self._read(Path(path), any_program=any_program)
+        if fault := check(arrays):
+            raise ProgramFileError(str(path), fault, COPY_AGAIN)
         with self._held():
             for name, array in arrays.items():
                 self._set(self._states[name], array)

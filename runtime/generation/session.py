@@ -165,9 +165,14 @@ class Session:
         """
         with self._held():
             waiting = _read_waiting(Path(path), self._batch, self._vocabulary)
-            self._states.load(path)
+            self._states.load(path, check=self._check_states)
             self._waiting = waiting
             self._has_nan = self._keeps_nan()
+
+    def _check_states(self, states: Mapping[str, np.ndarray]) -> str:
+        """Why saved states are of no texts: kernels write behind the length that they tell. Empty if they are."""
+        is_inside = (states[LENGTH] >= 0) & (states[LENGTH] <= self._max_tokens)
+        return "" if is_inside.all() else f"lengths {states[LENGTH].tolist()}, where there is room for {self._max_tokens} tokens"
 
     def _go_back(self, length: np.ndarray, waiting: list[list[int]]) -> None:
         """Forget what is in the caches from these places on.

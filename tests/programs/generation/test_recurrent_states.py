@@ -5,12 +5,15 @@ Of the three models those of the day; all with PREFUSE_TEST_WHOLE=1.
 
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import prefuse
 import pytest
 import torch
+from prefuse.runtime.errors import ProgramFileError
 from prefuse.runtime.generation.generator import Generator
 from prefuse.tests.sample import every
 from prefuse.tests.zoo.text import HYBRIDS, RECURRENCES
@@ -65,6 +68,22 @@ def test_a_call_that_ends_with_an_error_leaves_the_states(generator: Generator, 
     np.testing.assert_array_equal(np.concatenate([first, session.generate([[], []], 7)], axis=1), expected)
     session.load(tmp_path / "text.session")
     np.testing.assert_array_equal(session.generate([[], []], 7), expected[:, 5:])
+
+
+@pytest.mark.parametrize("length", [-1, 10**6])
+def test_a_saved_text_of_an_impossible_length_is_refused(generator: Generator, tmp_path: Path, length: int) -> None:
+    """Kernels would write there. The text that is here stays."""
+    session, expected = generator.session(), generator.generate(PROMPTS, 8)
+    session.generate(PROMPTS, 5)
+    session.save(tmp_path / "text.session")
+    with zipfile.ZipFile(tmp_path / "text.session") as whole, zipfile.ZipFile(tmp_path / "wrong", "w") as wrong:
+        for name in whole.namelist():
+            content = io.BytesIO()
+            np.save(content, np.full(len(PROMPTS), length, np.int64))
+            wrong.writestr(name, content.getvalue() if name == "length.npy" else whole.read(name))
+    with pytest.raises(ProgramFileError, match="lengths"):
+        session.load(tmp_path / "wrong")
+    np.testing.assert_array_equal(session.generate([[], []], 3), expected[:, 5:])
 
 
 def test_a_sequence_that_has_ended_keeps_its_states(generator: Generator) -> None:
