@@ -33,10 +33,11 @@ class Signature:
     is_sized = False
     dimensions: np.ndarray | None = None
 
-    def __init__(self, plan: Plan, devices: frozenset[str]) -> None:
+    def __init__(self, plan: Plan, devices: frozenset[str], *, has_patterns: bool = True) -> None:
+        """`has_patterns`: an output of torch's is kept to make others like it, which takes as much memory as one."""
         positions = {buffer: position for position, buffer in enumerate(plan.counts)}
         self.inputs = tuple(_Tensor(port, "input", positions, devices) for port in plan.inputs)
-        self.outputs = tuple(_Tensor(port, "output", positions, devices) for port in plan.outputs)
+        self.outputs = tuple(_Tensor(port, "output", positions, devices, has_pattern=has_patterns) for port in plan.outputs)
         self.counts = len(positions)  # sizes of outputs that a run decides
         self.names = tuple(port.name for port in plan.inputs)
         self.arity = len(self.inputs)
@@ -64,8 +65,11 @@ class Signature:
 class _Tensor:
     """One input or output of a call: checks what comes in, makes what goes out, and says where their bytes are."""
 
-    def __init__(self, port: Port, kind: str, counts: Mapping[str, int], devices: frozenset[str]) -> None:
+    def __init__(
+        self, port: Port, kind: str, counts: Mapping[str, int], devices: frozenset[str], *, has_pattern: bool = False
+    ) -> None:
         self.name = port.name
+        self._has_pattern = has_pattern
         self._devices = devices
         self._extents = {extent.axis: counts[extent.buffer] for extent in port.extents}
         self._dtype = np.dtype(port.type.dtype)
@@ -138,8 +142,8 @@ class _Tensor:
 
     def new_tensor(self, addresses: list[int], place: torch.device | None) -> torch.Tensor:
         """As `new_array`, for torch."""
-        if place is not None:
-            tensor: torch.Tensor = sys.modules["torch"].empty(self._shape, dtype=self._torch_type(), device=place)
+        if place is not None or not self._has_pattern:
+            tensor: torch.Tensor = sys.modules["torch"].empty(self._shape, dtype=self._torch_type(), device=place or "cpu")
         else:
             if self._pattern is None:  # torch makes a tensor like another faster than one of a shape and a type
                 pattern = sys.modules["torch"].empty(self._shape, dtype=self._torch_type(), device="cpu")
@@ -259,7 +263,8 @@ class SizedSignature(Signature):
     def _made(self, shapes: Sequence[tuple[int, ...]]) -> Signature:
         sizes = sizes_of_call(self._plan, shapes)
         ports = [tuple(_at(port, sizes) for port in some) for some in (self._plan.inputs, self._plan.outputs)]
-        signature = Signature(replace(self._plan, inputs=ports[0], outputs=ports[1]), self._devices)
+        plan = replace(self._plan, inputs=ports[0], outputs=ports[1])
+        signature = Signature(plan, self._devices, has_patterns=False)  # many are kept
         signature.dimensions = np.array([sizes[dim.name] for dim in self._plan.dims], np.int32)
         return signature
 
