@@ -12,6 +12,7 @@ from ..ir.facts import data_type, infer_facts
 from ..ir.symbolic.symbols import shape_of_sizes
 
 _LONGEST = 100  # characters of an expression of dimensions
+RULES_KEY = "prefuse.size_rules"  # in the `meta` of a model: `ProgramRules`, what torch assumes of the sizes of its inputs
 SIZES_KEY = "prefuse.sizes"  # metadata of a model: for which sizes it was exported, and why, for its report
 
 

@@ -23,12 +23,13 @@ from ..ir.cloning import copy_value
 from ..ir.facts import data_type
 from ..ir.names import fresh_name
 from ..ir.states import declare_states
+from .dimensions import RULES_KEY
 from .pytree import Container, Structure, flatten, leaf_paths, unflatten_arguments
 from .torch_complex import without_complex_numbers
 from .torch_decompositions import with_new_values, with_views_of_copies, without_misread_calls
 from .torch_forms.operators import translations
 from .torch_forms.recurrences import any_number_of_steps
-from .torch_sizes import Assumptions, SizeRules, guards_of, size_rules
+from .torch_sizes import Assumptions, SizeRules, guards_of, program_rules, size_rules
 
 if TYPE_CHECKING:
     import torch
@@ -99,16 +100,19 @@ def export_module(
 
 
 def import_exported_program(program: torch.export.ExportedProgram) -> ir.Model:
-    """The graph of an exported program; its dynamic dimensions stay symbolic.
+    """The graph of an exported program; its dynamic dimensions stay symbolic, and `RULES_KEY` in its `meta` says what torch
+    assumes of them.
 
     Raises:
         UnsupportedModelError: operators of it have no ONNX form; all are named, with their source lines. Or one has none as it
             is called there.
     """
     _require_real(program)
-    assumptions = Assumptions(program)
+    assumptions, rules = Assumptions(program), program_rules(program)
     with _quiet():
         model, changed = _translate(program)
+    if rules is not None:
+        model.meta[RULES_KEY] = rules
     if broken := assumptions.broken():
         what = f"torch's exporter takes an operator apart in a way that holds only where {broken}"
         raise UnsupportedModelError(

@@ -6,13 +6,15 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 _LARGEST = 2**31 - 1  # elements along one axis
+_ONES = 2  # the least size that torch says where it has not looked at smaller ones; programs are called with these all the same
 _TRIED = (0, 1, 2, 3, 5, 8, 13, 64, 97)  # above the least size of a range
+_SYMBOL = re.compile(r"\b[a-z]+[0-9]+\b")
 _SIZE = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
 _FUNCTIONS = {one.__name__: one for one in (abs, bool, float, int, max, min, round)} | {"math": math}  # that guards call
 
@@ -92,12 +94,70 @@ def guards_of(program: torch.export.ExportedProgram) -> tuple[str, ...] | None:
     return None if convert is None else tuple(map(str, convert(program.graph_module)))
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramRules:
+    """What torch has found out about the sizes of a user's exported program.
+
+    `inputs` are its tensors by their names, and of each the sizes: numbers, or expressions of symbols. `ranges` are the least and
+    the greatest of what a symbol may be; `guards` are expressions that hold. All are sympy's.
+    """
+
+    inputs: Mapping[str, tuple[Any, ...]]
+    ranges: Mapping[Any, tuple[int, int]]
+    guards: tuple[Any, ...]
+
+    def refusal(self, shapes: Mapping[str, Sequence[int]]) -> str:
+        """Why the program does not hold for inputs of these shapes, by their names; empty if it does."""
+        axes = [
+            (f"{name}.shape[{axis}]", dim, size)
+            for name, shape in shapes.items()
+            for axis, (dim, size) in enumerate(zip(self.inputs.get(name, ()), shape, strict=False))
+        ]
+        sizes = {dim: size for _, dim, size in reversed(axes) if getattr(dim, "is_symbol", False)}
+        names = {str(dim): name for name, dim, _ in reversed(axes) if dim in sizes}
+        for name, dim, size in axes:
+            least, most = self.ranges.get(dim, (0, _LARGEST))
+            if not (least <= size or least <= _ONES) or size > most:
+                return f"torch has exported {name} for {least} to {most}, not for {size}"
+            if not isinstance(dim, int) and dim.subs(sizes).is_number and dim.subs(sizes) != size:
+                return f"{name} is {size}, where torch has found {_renamed(dim, names)}"
+        broken = next((guard for guard in self.guards if guard.subs(sizes) == False), None)  # noqa: E712  # of sympy, as below
+        return "" if broken is None else f"torch has traced what holds only where {_renamed(broken, names)}"
+
+
+def program_rules(program: torch.export.ExportedProgram) -> ProgramRules | None:
+    """What a program assumes of the sizes of its inputs, before it is translated; None where all of them are numbers."""
+    given = set(program.graph_signature.user_inputs)
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in given}
+    inputs = {name: tuple(map(_expression, value.shape)) for name, value in values.items() if hasattr(value, "shape")}
+    environment = _environment_of(program)
+    if environment is None or all(isinstance(dim, int) for dims in inputs.values() for dim in dims):
+        return None
+    ranges = {symbol: (_bound(found.lower), _bound(found.upper)) for symbol, found in program.range_constraints.items()}
+    return ProgramRules(inputs, ranges, tuple(guard.expr for guard in environment.guards))
+
+
+def _expression(size: Any) -> Any:
+    """A size of torch's as a number, or as an expression of symbols."""
+    return size.node.expr if hasattr(size, "node") else int(size)
+
+
+def _renamed(expression: Any, names: Mapping[str, str]) -> str:
+    """An expression with the axes that its symbols are, for people."""
+    return _SYMBOL.sub(lambda found: names.get(found[0], found[0]), str(expression))
+
+
+def _environment_of(program: torch.export.ExportedProgram) -> Any:
+    """Where torch keeps the symbols of a program; None where all its sizes are numbers."""
+    sizes = [size for node in program.graph.nodes for size in getattr(node.meta.get("val"), "shape", ())]
+    return next((size.node.shape_env for size in sizes if hasattr(size, "node")), None)
+
+
 class Assumptions:
     """What torch assumes of the sizes of a program while it is translated, beyond what it did in the trace."""
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
-        sizes = [size for node in program.graph.nodes for size in getattr(node.meta.get("val"), "shape", ())]
-        self._environment = next((size.node.shape_env for size in sizes if hasattr(size, "node")), None)
+        self._environment = _environment_of(program)
         self._known = self._count()
         self._ranges = program.range_constraints
 

@@ -66,6 +66,7 @@ def parse_dims(dims: object, model: ir.Model) -> tuple[ir.Model, Box]:
 
     ranges, axes, used = _parsed(_mapping(dims, _RANGES), _RANGES)
     named = model.clone()
+    named.meta.update(model.meta)  # of an exported program, what torch assumes of sizes
     inputs = list(filter(is_number_tensor, named.graph.inputs))
     by_axis = AxisDims(axes, ()).names([(str(value.name), len(value.shape or ())) for value in inputs])
     aliases = _aliases(inputs, by_axis)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     import torch
 
+    from ..frontend.torch_sizes import ProgramRules
+
 _OTHER: TensorKey = ((), "")  # the key of an input that is no tensor of numbers
 
 
@@ -186,7 +188,7 @@ class GraphSource:
     """
 
     def __init__(self, model: ir.Model, builder: Builder, build: BuildStages) -> None:
-        from ..frontend.dimensions import dimension_bindings, is_number_tensor
+        from ..frontend.dimensions import RULES_KEY, dimension_bindings, is_number_tensor
         from ..frontend.shaping import shaping_inputs
         from ..ir.facts import dtype_name
         from ..ir.states import state_inputs
@@ -197,6 +199,7 @@ class GraphSource:
         self._builder = builder
         self._build = build
         self._check = dimension_bindings
+        self._rules: ProgramRules | None = model.meta.get(RULES_KEY)
         kept = state_inputs(model)  # by sessions: no call gives them
         self._names = tuple(str(value.name) for value in model.graph.inputs if value.name not in kept)
         # Element types by the name of the input, "" where only a call knows it.
@@ -218,7 +221,9 @@ class GraphSource:
         given = dict(zip(self._names, in_order(self._names, inputs, named), strict=True))
         given = {name: self._checked(name, value) if name in self._dtypes else value for name, value in given.items()}
         keys = tuple(_tensor_key(cast("Tensor", value)) if name in self._dtypes else _OTHER for name, value in given.items())
-        self._check(self._model, self._shapes(keys))
+        self._check(self._model, shapes := self._shapes(keys))
+        if self._rules is not None and (refusal := self._rules.refusal(shapes)):
+            raise InputError("inputs", refusal, "give other sizes, or export the program for them too")
         kept = [cast("Tensor", value) for name, value in given.items() if name not in self._shaping]
         known = [as_array(value, f"input {name!r}").tobytes() for name, value in given.items() if name in self._shaping]
         return Call(LEAF, keys, kept, tuple(known))
