@@ -122,13 +122,10 @@ class MatMulKernel:
         a, b, zeros = self.a, self.b, self.group.zero_points
         if one.k_pack == 1:
             return True
-        if b.name in zeros:  # sums of words lack those of A
+        if a.lines_last or b.name in zeros:  # sums of words lack those of A
             return False
-        if b.name in self.group.constants:
-            return not a.lines_last
-        if one.offset or a.name in zeros:
-            return False
-        return not a.lines_last and a.depth % one.k_pack == 0 and one.packs_a and b.lines_last
+        is_plain = not one.offset and a.name not in zeros
+        return b.name in self.group.constants or (is_plain and a.depth % one.k_pack == 0 and one.packs_a and b.lines_last)
 
     @property
     def k_steps(self) -> int:

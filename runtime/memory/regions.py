@@ -83,7 +83,7 @@ def close_between(firsts: Sequence[tuple[Region, _T]], seconds: Sequence[tuple[R
         region = one[0]
         if region.buffer != buffer:
             buffer = region.buffer
-            open_ones[0].clear(), open_ones[1].clear()
+            open_ones = ([], [])
         others = open_ones[1 - side]
         others[:] = [other for other in others if other[0].end > region.offset]
         for other in others:

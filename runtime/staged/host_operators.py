@@ -96,17 +96,17 @@ def _split(source: str, axis: int = 0, keepdims: int = 1) -> HostFunction:
         else:
             sizes = [int(size) for size in split]
         parts = _parts(array, sizes, axis, source)
-        return [parts if split is not None or keepdims else [np.squeeze(part, axis) for part in parts]]
+        return [list(parts) if split is not None or keepdims else [np.squeeze(part, axis) for part in parts]]
 
     return run
 
 
-def _parts(array: np.ndarray, sizes: list[int], axis: int, source: str) -> list[Value]:
+def _parts(array: np.ndarray, sizes: list[int], axis: int, source: str) -> list[np.ndarray]:
     """Consecutive parts of an array, of so many elements along an axis. Raises InputError where they are not all of it."""
     if min(sizes, default=0) < 0 or sum(sizes) != array.shape[axis]:
         what = f"parts of {', '.join(map(str, sizes[:8]))}{', ...' * (len(sizes) > 8)} elements of {array.shape[axis]}"
         raise InputError(source, what, "correct the model's inputs")
-    return list(np.split(array, np.cumsum(sizes)[:-1], axis)) if sizes else []  # NumPy cuts into one part at least
+    return np.split(array, np.cumsum(sizes)[:-1], axis) if sizes else []  # NumPy cuts into one part at least
 
 
 def _concat(source: str, axis: int = 0, new_axis: int = 0) -> HostFunction:
@@ -225,7 +225,7 @@ def _split_by_sizes(source: str, axis: int = 0, num_outputs: int = 1) -> HostFun
         length = array.shape[axis]
         each = -(-length // num_outputs)  # the last part is smaller
         equal = [max(min(each, length - each * part), 0) for part in range(num_outputs)]
-        return _parts(array, equal if sizes is None else [int(size) for size in sizes], axis, source)
+        return list(_parts(array, equal if sizes is None else [int(size) for size in sizes], axis, source))
 
     return run
 

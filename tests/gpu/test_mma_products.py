@@ -112,8 +112,8 @@ def test_products(cases: Callable[[], list[Case]], small_tiles: None, tmp_path: 
 
 def test_a_constant_that_the_epilogue_reads_too(small_tiles: None, tmp_path: Path) -> None:
     cases = [read_twice("Gemm"), read_twice(operands="wx"), read_twice(dtype="bfloat16")]
-    how = {"template": "gpu_mma_matmul"}
-    check([replace(case, group=replace(case.group, configuration=how), **how) for case in cases], tmp_path)
+    name = "gpu_mma_matmul"
+    check([replace(case, group=replace(case.group, configuration={"template": name}), template=name) for case in cases], tmp_path)
 
 
 @pytest.mark.parametrize(("rows", "is_packed"), [(150_000, True), (180_000, False)])

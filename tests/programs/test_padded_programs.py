@@ -190,5 +190,6 @@ def test_a_scalar_of_a_padded_call_has_no_axes() -> None:
     model = written(text, w=(1, 48, 8), r=(1, 48, 16), b=(1, 96))
     net = prefuse.compile(model, dims={"T": (1, 12), "N": (2, 3)}, cache=False)
     for length in (5, 8):
-        y, s = net(np.ones((length, 2, 8), np.float32), np.ones(4, np.float32))
+        found: Any = net(np.ones((length, 2, 8), np.float32), np.ones(4, np.float32))
+        y, s = found
         assert (y.shape, s.shape) == ((length, 1, 2, 16), ())

@@ -6,6 +6,7 @@ import json
 import threading
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -172,9 +173,9 @@ def test_out_by_name_is_by_the_names_of_the_set(tmp_path: Path) -> None:
     net = reloaded(made, tmp_path)
     for rows in (1, 4, 9):
         x = torch.from_numpy(floats(rows, 6))
-        expected = net(x)
+        expected: Any = net(x)
         place = torch.zeros_like(expected[0])
-        found = net(x, out={net.output_names[0]: place})
+        found: Any = net(x, out={net.output_names[0]: place})
         assert found[0] is place
         assert torch.equal(place, expected[0])
 

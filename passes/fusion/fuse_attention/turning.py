@@ -28,7 +28,8 @@ def turn_product(model: ir.Model, softmax: ir.Node) -> bool:
     rank, result_rank = rank_of(values), rank_of(product.outputs[0])
     if turned is not transpose.outputs[0] or values is turned or rank is None or rank < 2 or result_rank is None:
         return False
-    if constant_tensor(values) is not None or isinstance(scores_of(softmax), Rejection):  # no attention, which that would be for
+    # Without attention, which it would be for, it only moves more.
+    if values is None or constant_tensor(values) is not None or isinstance(scores_of(softmax), Rejection):
         return False
     columns = operation("Transpose", [values], perm=_swapped(rank))
     weighted = operation("MatMul", [probabilities, columns.outputs[0]])

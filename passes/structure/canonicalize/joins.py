@@ -87,9 +87,10 @@ def slice_each_part(node: ir.Node, scope: Scope) -> Replacement | None:
     value, axis = node.inputs[0], node.attributes.get_int("axis", 0)
     if value is None or not _are_many(node.outputs, value, node):
         return None
-    extents = [None if (shape := static_shape(part)) is None else shape[axis] for part in node.outputs]
-    if not all(isinstance(extent, int) for extent in extents):
+    shapes = [shape for part in node.outputs if (shape := static_shape(part)) is not None]
+    if len(shapes) < len(node.outputs):
         return None
+    extents = [shape[axis] for shape in shapes]
     ends, name, cuts = list(accumulate(extents)), node.outputs[0].name, list[ir.Node | None]()
     axes = scope.ints([axis], name)
     for part, begin, end in zip(node.outputs, [0, *ends], ends, strict=False):

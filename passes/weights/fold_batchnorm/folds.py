@@ -121,7 +121,7 @@ def _is_subnormal(anchor: Anchor, factors: Sequence[np.ndarray]) -> bool:
         return False
     least = float(np.finfo(np.float16).smallest_normal)
     counts = [((block != 0).sum(), ((block != 0) & (np.abs(block) < least)).sum()) for _, block in blocks(tensor, factors)]
-    return 2 * sum(small for _, small in counts) > sum(some for some, _ in counts)
+    return bool(2 * sum(small for _, small in counts) > sum(some for some, _ in counts))
 
 
 def _scaled(tensor: ir.TensorProtocol, factors: Sequence[np.ndarray]) -> ir.Tensor[np.ndarray]:

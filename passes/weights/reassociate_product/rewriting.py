@@ -84,7 +84,7 @@ class Rewriter:
         def product(weight: np.ndarray) -> np.ndarray:
             kind = weight.dtype if weight.dtype.kind in "iu" else np.dtype(np.float64)  # integers wrap around
             rows = values.numpy().reshape(source.terms, source.depth).astype(kind)
-            return (rows @ taken(weight).astype(kind)).astype(weight.dtype)
+            return np.asarray(rows @ taken(weight).astype(kind)).astype(weight.dtype)
 
         return self._made_of(reader.weight, product, (source.terms, reader.columns))
 

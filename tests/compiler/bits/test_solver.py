@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from prefuse.compiler.bits import linear_program
 from prefuse.compiler.bits.problem import Cast, Peak, Problem, Step, Unit
 from prefuse.compiler.bits.solver import Solution, solve
+from scipy.optimize import linprog, milp
 
 from .problems import every, model_problem, random_problem
 
@@ -166,9 +168,9 @@ def test_an_infinite_budget_is_none() -> None:
 def test_relaxations_that_highs_gives_up(working: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numerical trouble is no proof that nothing keeps the budgets; what was known before still is."""
     problem = model_problem(12, budget=0.3)
-    expected, calls, relaxed = solve(problem, exact=True), [], linear_program.linprog
+    expected, calls, relaxed = solve(problem, exact=True), list[Any](), linprog
 
-    def troubled(*given: object, **options: object) -> object:
+    def troubled(*given: Any, **options: Any) -> Any:
         calls.append(relaxed(*given, **options))
         if len(calls) > working:
             calls[-1].status, calls[-1].x = 4, None
@@ -181,9 +183,9 @@ def test_relaxations_that_highs_gives_up(working: int, monkeypatch: pytest.Monke
 
 
 def test_searches_that_highs_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, whole = model_problem(12, budget=0.3), linear_program.milp
+    problem, whole = model_problem(12, budget=0.3), milp
 
-    def troubled(*given: object, **options: object) -> object:
+    def troubled(*given: Any, **options: Any) -> Any:
         result = whole(*given, **options)
         result.status, result.x = 4, None
         return result

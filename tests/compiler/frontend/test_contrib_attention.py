@@ -7,7 +7,7 @@ import pytest
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.runtime.errors import UnsupportedModelError
 
-from .contrib_oracle import Case, by_onnxruntime, check, rewritten
+from .contrib_oracle import Array, Case, by_onnxruntime, check, rewritten
 
 RANDOM = np.random.default_rng(6)
 LOWEST = float(np.finfo(np.float32).min)
@@ -146,9 +146,9 @@ def test_quantized_attention() -> None:
 
 def test_sums_of_quantized_attention_that_float16_does_not_hold() -> None:
     x, weights = RANDOM.integers(200, 256, (2, 5, 64)).astype(np.uint8), RANDOM.integers(-9, 64, (64, 24)).astype(np.int8)
-    bias, scales = floats(24), [np.array(0.02, np.float32), np.array(0.001, np.float32)]
+    bias, scales = floats(24), (np.array(0.02, np.float32), np.array(0.001, np.float32))
     wide = Case("QAttention", [x, weights, bias, *scales], {"num_heads": 2})
-    narrow = [x, weights, *(one.astype(np.float16) for one in (bias, *scales))]
+    narrow: list[Array] = [x, weights, *(np.asarray(one, np.float16) for one in (bias, *scales))]
     (expected,) = by_onnxruntime(wide)
     check(Case("QAttention", narrow, {"num_heads": 2}, tolerance=2e-2), [expected.astype(np.float16)])
 

@@ -334,7 +334,8 @@ def test_draws_without_replacement_are_of_different_places() -> None:
             return torch.multinomial(shares, 3), torch.multinomial(shares[0], 1), torch.multinomial(shares[1], 9, True)
 
     shares = torch.tensor([0.5, 0.0, 0.2, 0.3]).repeat(400, 1)
-    several, one, more = prefuse.compile(Drawn(), (shares,), cache=False, random=True)(shares)
+    found: Any = prefuse.compile(Drawn(), (shares,), cache=False, random=True)(shares)
+    several, one, more = found
     assert [list(made.shape) for made in (several, one, more)] == [[400, 3], [1], [9]]
     assert {tuple(sorted(row)) for row in several.tolist()} == {(0, 2, 3)}
     firsts = several[:, 0].bincount(minlength=4) / 400

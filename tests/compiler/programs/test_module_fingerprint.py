@@ -274,8 +274,9 @@ def test_only_what_is_digested_where_it_lies_has_a_place() -> None:
     """The digest of a transposed weight is that of a copy, in whose place something else may be at the next look."""
     module = nn.Linear(256, 256)
     module.weight = nn.Parameter(module.weight.detach().T)
-    module.register_buffer("table", torch.zeros(256, 256))
+    table = torch.zeros(256, 256)
+    module.register_buffer("table", table)
     with looking() as places:
         module_fingerprint(module)
     assert len(places) == 2
-    assert places & places_of_weights(module) == {(module.table.data_ptr(), module.table.nbytes)}
+    assert places & places_of_weights(module) == {(table.data_ptr(), table.nbytes)}

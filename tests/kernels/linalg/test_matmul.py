@@ -58,7 +58,8 @@ def gemm(m: int, n: int, k: int, constants: str, c_shape: tuple[int, ...] | None
 def read_twice(op_type: str = "MatMul", dtype: str = "float32", operands: str = "xw", template: str = "matmul") -> Case:
     """x w + w, or w x + w, of a constant w."""
     arrays = {name: rng.standard_normal((40, 40)).astype(dtype) for name in "xw"}
-    (a, b), ops = operands, (Op("Gemm", (*operands, "w"), ("y",)),)
+    a, b = tuple(operands)
+    ops: tuple[Op, ...] = (Op("Gemm", (a, b, "w"), ("y",)),)
     if op_type == "MatMul":
         ops = (Op("MatMul", (a, b), ("m",)), Op("Add", ("m", "w"), ("y",)))
     expected = arrays[a].astype(np.float64) @ arrays[b].astype(np.float64) + arrays["w"].astype(np.float64)

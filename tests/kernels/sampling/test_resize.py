@@ -185,7 +185,8 @@ def test_a_follower_may_read_a_value_of_any_name() -> None:
 
     group = case.group
     ops = tuple(replace(op, inputs=tuple(map(named, op.inputs))) for op in group.ops)
-    types, literals = ({named(name): one for name, one in of.items()} for of in (group.types, group.literals))
+    types = {named(name): one for name, one in group.types.items()}
+    literals = {named(name): one for name, one in group.literals.items()}
     inputs, constants = tuple(map(named, group.inputs)), frozenset(map(named, group.constants))
     case.group = replace(group, ops=ops, inputs=inputs, types=types, literals=literals, constants=constants)
     case.arrays = {named(name): array for name, array in case.arrays.items()}

@@ -54,9 +54,10 @@ CASTS = "a = Cast <to = 1> (x) b = Cast <to = 1> (w) "
 @pytest.mark.parametrize("form", ["MatMul", "Conv", "Gemm"])
 def test_sums_that_32_bits_do_not_hold_are_floats(form: str) -> None:
     depth = 40_000
-    x, w = (np.full(shape, 255, np.uint8) for shape in ((2, depth), (depth, 4)))
+    shapes: tuple[tuple[int, ...], ...] = ((2, depth), (depth, 4))
     if form == "Conv":
-        x, w = x.reshape(2, depth, 1, 1), np.ascontiguousarray(w.T).reshape(4, depth, 1, 1)
+        shapes = (2, depth, 1, 1), (4, depth, 1, 1)
+    x, w = (np.full(shape, 255, np.uint8) for shape in shapes)
     found = result(f"{CASTS} y = {form}(a, b)", {"x": x}, {"w": w})
     np.testing.assert_allclose(found, 255.0**2 * depth, rtol=3e-5)
 
