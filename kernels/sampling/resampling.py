@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, floor
 from typing import Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from ...runtime.plan import TensorType
 
 Column = Literal["index", "weight", "outside"]
+_BLOCK = 1 << 12  # outputs whose weights are computed together, in cache
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,11 @@ class Resampling:
     @property
     def is_identity(self) -> bool:
         """Whether each output is the input at the same index."""
-        if self.inputs != self.outputs or self.scale != 1 or len(self.indices) != 1 or self.overhangs:
+        if self.inputs != self.outputs or self.scale != 1:
+            return False
+        if self.mode == "nearest" and self.coordinates == "asymmetric":
+            return True
+        if len(self.indices) != 1 or self.overhangs:
             return False
         return bool(np.array_equal(self.indices[0], np.arange(self.outputs)))
 
@@ -52,7 +56,7 @@ class Resampling:
     @property
     def overhangs(self) -> bool:
         """Whether some outputs get the extrapolation value."""
-        return bool(self.outside.any())
+        return self.coordinates == "tf_crop_and_resize" and bool(self.outside.any())
 
     @property
     def indices(self) -> np.ndarray:
@@ -72,6 +76,8 @@ class Resampling:
     def positions(self) -> np.ndarray:
         """float64[outputs]: the coordinate of each output in the input (ONNX Resize, coordinate_transformation_mode)."""
         x, width = np.arange(self.outputs, dtype=np.float64), self.scale * self.inputs
+        if not self.outputs:
+            return x
         if self.coordinates == "align_corners":
             return np.zeros_like(x) if width == 1 else x * (self.inputs - 1) / (width - 1)
         if self.coordinates == "asymmetric":
@@ -84,45 +90,56 @@ class Resampling:
             if width == 1:
                 return np.full_like(x, (end - begin) * (self.inputs - 1) / 2 + first)
             return x * (end - begin) * (self.inputs - 1) / (width - 1) + first
-        if self.coordinates == "pytorch_half_pixel" and width == 1:
-            return np.full_like(x, -0.5)
+        if self.coordinates == "pytorch_half_pixel" and self.outputs == 1:
+            return np.zeros_like(x)
         shift = self.inputs / 2 * (1 - self.outputs / width) if self.coordinates == "half_pixel_symmetric" else 0.0
         return shift + (x + 0.5) / self.scale - 0.5
 
-    def elements(self, x: float) -> dict[int, float]:
-        """Weights, none of them 0, of the input's elements at a coordinate."""
+    def elements(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The input's elements at coordinates, in order, and their weights, [most, coordinates]: those that are not 0 first."""
         if self.mode == "nearest":
-            return {min(max(_ROUNDINGS[self.nearest](x), 0), self.inputs - 1): 1.0}
+            places = np.clip(_ROUNDINGS[self.nearest](x), 0, self.inputs - 1)
+            return places[None].astype(np.int32), np.ones((1, len(x)))
         shrink = min(self.scale, 1.0) if self.antialias else 1.0
         reach, kernel = (1, _linear) if self.mode == "linear" else (2, self._cubic)
-        around = range(floor(x - reach / shrink), ceil(x + reach / shrink) + 1)
-        weights = {i: weight for i in around if (weight := kernel(abs(i - x) * shrink))}
+        first = np.floor(x - reach / shrink)
+        most = int((np.ceil(x + reach / shrink) - first).max()) + 1
+        around = first + np.arange(most)[:, None]
+        weights = kernel(np.abs(around - x) * shrink)
         if self.exclude_outside:
-            weights = {i: weight for i, weight in weights.items() if 0 <= i < self.inputs} or weights
-        total = sum(weights.values()) if self.exclude_outside or self.antialias else 1.0
-        clamped: dict[int, float] = {}
-        for i, weight in weights.items():
-            place = min(max(i, 0), self.inputs - 1)
-            clamped[place] = clamped.get(place, 0.0) + weight / total
-        return {i: weight for i, weight in clamped.items() if weight}
+            inside = np.where((around >= 0) & (around < self.inputs), weights, 0)
+            weights = np.where(inside.any(0), inside, weights)
+        if self.exclude_outside or self.antialias:
+            weights = weights / sum(weights)  # in order, so that the same sums are rounded in the same way
+        places = np.clip(around, 0, self.inputs - 1).astype(np.int32)
+        for i in range(1, most):  # an element counts once: those beyond the border are the one at it
+            again = places[i] == places[i - 1]
+            weights[i] += np.where(again, weights[i - 1], 0)
+            weights[i - 1][again] = 0
+        kept, which = np.nonzero(weights)
+        slots = (np.cumsum(weights != 0, axis=0) - 1)[kept, which]
+        shape = (int(slots.max(initial=0)) + 1, len(x))
+        elements, shares = np.zeros(shape, np.int32), np.zeros(shape)
+        elements[slots, which], shares[slots, which] = places[kept, which], weights[kept, which]
+        return elements, shares
 
-    def _cubic(self, x: float) -> float:
+    def _cubic(self, x: np.ndarray) -> np.ndarray:
         """The kernel of R. Keys, Cubic convolution interpolation for digital image processing (1981)."""
         a = self.cubic_a
-        if x <= 1:
-            return ((a + 2) * x - (a + 3)) * x * x + 1
-        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a if x < 2 else 0.0
+        near = ((a + 2) * x - (a + 3)) * x * x + 1
+        far = np.where(x < 2, ((a * x - 5 * a) * x + 8 * a) * x - 4 * a, 0.0)
+        return np.where(x <= 1, near, far)
 
 
-def _linear(x: float) -> float:
-    return max(1 - x, 0.0)
+def _linear(x: np.ndarray) -> np.ndarray:
+    return np.where(x < 1, 1 - x, 0.0)
 
 
-_ROUNDINGS: dict[str, Callable[[float], int]] = {
-    "ceil": ceil,
-    "floor": floor,
-    "round_prefer_ceil": lambda x: floor(x + 0.5),
-    "round_prefer_floor": lambda x: ceil(x - 0.5),
+_ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "ceil": np.ceil,
+    "floor": np.floor,
+    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
 }
 
 
@@ -132,16 +149,23 @@ def _tables(axis: Resampling) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     outside = np.zeros(axis.outputs, bool)
     if axis.coordinates == "tf_crop_and_resize":
         outside = (positions < 0) | (positions > axis.inputs - 1)
-    rows = [axis.elements(0.0 if out else float(x)) for x, out in zip(positions, outside, strict=True)]
-    taps = max(map(len, rows), default=1)
+        positions = np.where(outside, 0.0, positions)
+    blocks = [axis.elements(positions[begin : begin + _BLOCK]) for begin in range(0, axis.outputs, _BLOCK)]
+    taps = max((len(weights) for _, weights in blocks), default=1)
     indices, weights = np.zeros((taps, axis.outputs), np.int32), np.zeros((taps, axis.outputs))
-    for output, row in enumerate(rows):
-        places, parts = list(row), list(row.values())
-        while len(places) < taps:
-            parts[-1:] = [parts[-1] / 2] * 2
-            places.append(places[-1])
-        indices[:, output], weights[:, output] = places, parts
+    for number, block in enumerate(blocks):
+        part = slice(number * _BLOCK, (number + 1) * _BLOCK)
+        indices[:, part], weights[:, part] = _repeated(*block, taps)
     return indices, weights, outside
+
+
+def _repeated(places: np.ndarray, weights: np.ndarray, taps: int) -> tuple[np.ndarray, np.ndarray]:
+    """As many elements for each coordinate: the last one with a weight is repeated, each time with half of what is left."""
+    last = np.maximum(np.count_nonzero(weights, axis=0), 1) - 1
+    tap = np.arange(taps)[:, None]
+    source = np.minimum(tap, last)
+    halvings = np.clip(tap - last + 1, 0, taps - 1 - last)
+    return np.take_along_axis(places, source, 0), np.ldexp(np.take_along_axis(weights, source, 0), -halvings)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     axes = read_axes(group, anchor)
     if isinstance(axes, Refusal):
         return axes
+    if any(isinstance(axis, Resampling) and axis.outputs and not axis.inputs for axis in axes):
+        return Refusal("the operand has no elements")
     nearest = anchor.attribute("mode", "nearest") == "nearest"
     known = [axis for axis in axes if isinstance(axis, Resampling)]
     regular = _regular_region(group, anchor, known) if nearest and len(known) == len(axes) else None
@@ -169,6 +171,9 @@ def _regular_region(group: Group, anchor: Op, axes: Sequence[Resampling]) -> Reg
     loops: list[tuple[Axis, ...]] = []
     base = 0
     for axis, stride in zip(axes, row_strides(group.types[anchor.inputs[0]].shape), strict=True):
+        if axis.is_identity:
+            loops.append((Axis(axis.outputs, stride),))
+            continue
         (places,) = axis.indices
         if not len(places):
             loops.append((Axis(0, stride),))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from ...runtime.symbolic.shapes import equal
-from ...runtime.symbolic.sizes import Size, SizeLike
+from ...runtime.symbolic.sizes import Size, SizeLike, least_of
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 
 _TAPS = {"nearest": 1, "linear": 2, "cubic": 4}  # by the modes
@@ -45,7 +45,7 @@ class SizedResampling:
         """Why there are no tables for a call's sizes; empty if there are."""
         if self.mode not in _TAPS or self.coordinates not in _COORDINATES:
             return f"{self.mode} by {self.coordinates} needs sizes that are known before a call"
-        return ""
+        return "a dimension may have no elements to read" if self.scale is None and least_of(self.inputs) < 1 else ""
 
     def tables(self, builder: KernelBuilder, dtype: str) -> dict[str, Buffer]:
         """Emit what fills the tables of indices and of weights, of type `dtype`: [taps, outputs]."""
@@ -98,7 +98,7 @@ class SizedResampling:
         if self.coordinates == "asymmetric":
             return x / scale
         middle = (x + _float(0.5)) / scale - _float(0.5)
-        return middle if self.coordinates == "half_pixel" else tirx.Select(outputs > 1, middle, _float(-0.5))
+        return middle if self.coordinates == "half_pixel" else tirx.Select(outputs > 1, middle, _float(0))
 
 
 def _whole(size: SizeLike) -> Expr:

@@ -12,6 +12,8 @@ import pytest
 from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.sampling.resampling import Resampling
+from prefuse.kernels.sampling.sized_resampling import SizedResampling
+from prefuse.runtime.symbolic.sizes import Dim, Domain
 
 from ..harness import LEVELS, OPSET, Case, check, check_in_turn, followed, operator, run, target_of, type_of
 
@@ -212,6 +214,38 @@ def test_runs_are_bitwise_the_same() -> None:
 
 
 _LARGE = rng.standard_normal((3, 17, 40, 61)).astype(np.float32)
+
+
+def test_to_one_element_by_pytorch_half_pixel() -> None:
+    """It is the first one, as ONNX's text and ONNX Runtime have it; onnx.reference is half an element before it."""
+    x = rng.standard_normal((1, 2, 5, 19)).astype(np.float32)
+    how: dict[str, Any] = {"coordinate_transformation_mode": "pytorch_half_pixel", "expected": [x[:, :, :1, :1]]}
+    check([resize(x.shape, sizes=(1, 2, 1, 1), data=x, mode=mode, **how) for mode in ("linear", "cubic")], target_of("avx2"))
+
+
+def test_of_nothing() -> None:
+    """No element is made of it."""
+    nothing, how = np.zeros((1, 1, 0, 8), np.float32), "half_pixel_symmetric"
+    case = resize((1, 1, 0, 4), (1, 1, 2, 2), coordinate_transformation_mode=how, mode="linear", expected=[nothing])
+    check([case], target_of("avx2"))
+    types = dict(case.group.types) | {"y0": type_of(np.zeros((1, 1, 5, 8), np.float32))}
+    assert build_kernel(replace(case.group, types=types), target_of("avx2")) == (("resize", "the operand has no elements"),)
+    sized = SizedResampling(Domain((Dim("N", 0, 9),), {"N": 5}).size("N"), 4, None, "linear", "half_pixel", "floor", -0.75)
+    assert "no elements" in sized.obstacle
+    assert not replace(sized, inputs=Domain((Dim("N", 1, 9),), {"N": 5}).size("N")).obstacle
+
+
+def test_tables_are_the_same_in_blocks() -> None:
+    axis = Resampling(70_000, 140_000, 2.0, "cubic")
+    middle = slice(65_500, 65_600)
+    np.testing.assert_array_equal(axis.weights[:, middle], np.tile(axis.weights[:, 100:102], 50))
+    np.testing.assert_array_equal(np.diff(axis.indices[:, middle][:, ::2]), 1)
+
+
+def test_a_large_dimension_that_stays_needs_no_table() -> None:
+    axis = Resampling(2**40, 2**40, 1.0, coordinates="asymmetric")
+    assert axis.is_identity
+    assert not axis.overhangs
 
 
 def test_sizes_of_a_run_and_means_of_booleans_are_refused() -> None:
