@@ -415,17 +415,17 @@ class MatMulKernel:
         return lambda batch, n: factor * sums[b.matrix_of(self.batch, batch) * kind.shape[1] + n]
 
     def _with_bias(self, index: Index, value: Expr) -> Expr:
-        """alpha * value + beta * C for Gemm."""
+        """alpha * value + beta * C for Gemm; of integers by fractions as float64."""
         if self.anchor.op_type != "Gemm":
             return value
         alpha, beta, kind = self.anchor.attribute("alpha", 1.0), self.anchor.attribute("beta", 1.0), str(value.ty)
-        if alpha != 1.0:
-            value = value * tirx.const(alpha, kind)
-        bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
-        if not bias or beta == 0.0:
+        bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 and beta != 0.0 else ""
+        if "int" in kind and not (float(alpha).is_integer() and (not bias or float(beta).is_integer())):
+            kind, value = "float64", tirx.Cast("float64", value)
+        value = value * tirx.const(alpha, kind) if alpha != 1.0 else value
+        if not bias:
             return value
-        types = self.group.types
-        place = broadcast_index(index, types[self.anchor.outputs[0]].shape, types[bias].shape)
+        place = broadcast_index(index, self.group.types[self.anchor.outputs[0]].shape, self.group.types[bias].shape)
         element = tirx.Cast(kind, GroupValues(self.group, self.builder).read(bias, place))
         return value + (element * tirx.const(beta, kind) if beta != 1.0 else element)
 

@@ -68,6 +68,21 @@ def read_twice(op_type: str = "MatMul", dtype: str = "float32", operands: str = 
     return Case(group, arrays, [expected], unit, unit, f"{op_type} {operands} and w {dtype}", template)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_integers_times_fractions(level: str) -> None:
+    """As ONNX's reference: in floating point, and then cut off."""
+    a, b, c = (rng.integers(-50, 50, shape) for shape in ((5, 9), (9, 20), (20,)))
+    cases = []
+    for dtype, alpha, beta in (("int32", 0.5, 1.0), ("int64", 1.0, 0.75), ("int32", 1.5, -0.25), ("int32", 2.0, 3.0)):
+        exact = np.trunc((a @ b) * alpha + c * beta).astype(dtype)
+        arrays = {"a": a.astype(dtype), "b": b.astype(dtype), "c": c.astype(dtype)}
+        types = {name: type_of(array) for name, array in arrays.items()} | {"y": type_of(exact)}
+        op = Op("Gemm", ("a", "b", "c"), ("y",), {"alpha": alpha, "beta": beta}, 13)
+        group = Group((op,), tuple(arrays), ("y",), types, frozenset("b"))
+        cases.append(Case(group, arrays, [exact], label=f"{dtype} {alpha} {beta}", template="matmul"))
+    check(cases, target_of(level))
+
+
 def products() -> list[Case]:
     return [
         product((1, 7), (7, 1)),
