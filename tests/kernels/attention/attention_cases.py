@@ -135,9 +135,8 @@ def replaced(tape: Tape, x: str) -> str:
 
 
 def truncated(tape: Tape, x: str) -> str:
-    """Twice as large, and without its fraction."""
-    twice = tape.binary("Mul", x, tape.literal(np.float64(2)))
-    whole = tape.add("Cast", [twice], np.trunc(tape.values[twice]).astype(np.int32), to=6)
+    """Without its fraction."""
+    whole = tape.add("Cast", [x], np.trunc(tape.values[x]).astype(np.int32), to=6)
     return tape.add("Cast", [whole], tape.values[whole].astype(np.float64), to=1)
 
 
