@@ -50,7 +50,7 @@ _LONGEST = 1 << 16  # elements of a range that is a constant
 
 
 def _range(start: Any, end: Any, step: Any = 1, dtype: int = -1, **memory: Any) -> Any:
-    """Numbers from `start` to before `end`, counted in double precision: from 1 to 2.2 by 0.1 these are 13, not 12."""
+    """Numbers from `start` to before `end`, counted in double precision: from 2 to 2.1 by 0.1 these are 2, not 1."""
     from math import ceil
 
     import numpy as np

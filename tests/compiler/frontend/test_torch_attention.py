@@ -72,7 +72,7 @@ def test_scales_of_narrow_numbers_are_wide(dtype: torch.dtype, options: dict[str
     generator = torch.Generator().manual_seed(3)
     inputs = [(3 * torch.randn(1, 2, 24, 80, generator=generator)).to(dtype) for _ in range(3)]
     module = Attended(**options).eval()
-    net = prefuse.compile(module, inputs, cache=False, threads=2)
+    net: Any = prefuse.compile(module, inputs, cache=False, threads=2)
     exact = module(*(one.double() for one in inputs))
     found: Any = net(*inputs)
     errors = [(made.double() - exact).abs().mean() for made in (found, module(*inputs))]

@@ -70,8 +70,8 @@ def test_smooth_resampling_by_fractions(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["linear", "nearest"])
 def test_sizes_are_counted_in_double_precision(mode: str) -> None:
-    """100 times 1.15 is less than 115; float32's product is not."""
-    for size, scale in ((100, 1.15), (57, 1.1), (3, 1 / 3)):
+    """5 times float32's 1.4 is less than 7, and 25 times its 1.16, rounded to it, is 29."""
+    for size, scale in ((5, 1.4), (25, 1.16), (25, 2.12)):
         x = torch.arange(2.0 * size).reshape(1, 2, size)  # which of two neighbours is nearest may differ
         tolerance = 1.0 if mode == "nearest" else 1e-3
         check(lambda x, s=scale: functional.interpolate(x, scale_factor=s, mode=mode), x, tolerance=tolerance)
