@@ -15,6 +15,12 @@ _FUNCTIONS = {"min": min, "max": max}
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.USub, ast.Load)
 
 
+def polynomial_text(terms: Mapping[tuple[str, ...], int]) -> str:
+    """A sum of products of named factors with a number each: canonical, and a Python expression."""
+    ordered = sorted(terms.items(), reverse=True)
+    return " + ".join("*".join([*([str(factor)] if factor != 1 or not atoms else []), *atoms]) for atoms, factor in ordered)
+
+
 @lru_cache(1024)
 def evaluator(text: str) -> Callable[[Mapping[str, int]], int]:
     """The function of the dimensions' values that the text of a size is: sums, products, quotients, minima and maxima.

@@ -14,8 +14,10 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import reduce
 from hashlib import blake2b
 from itertools import product
+from math import prod
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -25,9 +27,12 @@ from .dims import Dim as Dim
 from .dims import SymbolicSizeError as SymbolicSizeError
 from .dims import estimate as estimate
 from .dims import estimating as estimating
+from .size_text import polynomial_text
 
 MOST_POINTS = 1 << 17  # of a domain: every question is answered at each of them
 _LEAST_SHARE = 1 / 16  # of a domain's points, that a cut must leave
+_LARGEST = 1 << 62  # of the sum of a size's terms, by their magnitudes; a number beside them may be that of any Slice
+_LONGEST, _MOST_TERMS = 1 << 14, 256  # of a quotient's text, and of a polynomial: each operation may double them
 
 
 class Domain:
@@ -102,9 +107,7 @@ class Domain:
 
     def serves(self, sizes: Mapping[str, int]) -> bool:
         """Whether a point is in the domain."""
-        found = self.alive
-        for name, values in self.points.items():
-            found = found & (values == sizes[name])
+        found = reduce(np.logical_and, (values == sizes[name] for name, values in self.points.items()), self.alive)
         return bool(found.any())
 
 
@@ -118,8 +121,7 @@ class Size:
     lower: ClassVar[Callable[[Size], Any] | None] = None  # to an expression of the code generator, which sets it
 
     def __init__(self, domain: Domain, terms: Mapping[tuple[str, ...], int]) -> None:
-        self.domain = domain
-        self.terms = terms
+        self.domain, self.terms = domain, terms
         self._values: np.ndarray | None = None
         self._text = ""
 
@@ -127,22 +129,26 @@ class Size:
 
     @property
     def values(self) -> np.ndarray:
-        """Its value at every point of the domain, int64."""
+        """Its value at every point of the domain, int64. Raises SymbolicSizeError where it may be too large for that."""
         if self._values is None:
-            total = np.zeros(len(self.domain.alive), np.int64)
+            total, most, number = np.zeros(len(self.domain.alive), np.int64), 0, self.terms.get((), 0)
             for atoms, factor in self.terms.items():
-                part = np.full(len(total), factor, np.int64)
-                for atom in atoms:
-                    part = part * self._atom(atom)
-                total += part
-            self._values = total
+                parts = [self._atom(atom) for atom in atoms]
+                most += abs(factor) * prod(int(np.abs(part).max()) for part in parts) if atoms else 0
+                if most > _LARGEST:
+                    raise SymbolicSizeError(f"{self} may be more than {_LARGEST}")
+                total += factor * reduce(np.multiply, parts) if atoms else 0
+            if not -(2**63) <= int(total.min()) + number <= int(total.max()) + number < 2**63:
+                raise SymbolicSizeError(f"{self} may be more than {_LARGEST}")
+            self._values = total + number
         return self._values
 
     def _atom(self, text: str) -> np.ndarray:
         if text in self.domain.points:
             return self.domain.points[text]
         operator, a, b = self.domain.atoms[text]
-        return _ATOMS[operator](values_of(a), values_of(b))
+        with np.errstate(divide="ignore"):  # by 0 at points that have been cut off
+            return _ATOMS[operator](values_of(a), values_of(b))
 
     @property
     def hint(self) -> int:
@@ -165,7 +171,7 @@ class Size:
         return int(self.values[self.domain.alive].max())
 
     def __str__(self) -> str:
-        self._text = self._text or _text(self.terms)
+        self._text = self._text or polynomial_text(self.terms)
         return self._text
 
     __repr__ = __str__
@@ -361,8 +367,10 @@ def _terms(value: object) -> Mapping[tuple[str, ...], int] | None:
 
 
 def _made(domain: Domain, terms: Mapping[tuple[str, ...], int]) -> SizeLike:
-    """The size of a polynomial, or the number that it is."""
+    """The size of a polynomial, or the number that it is. Raises SymbolicSizeError for one of very many terms."""
     found = {atoms: factor for atoms, factor in terms.items() if factor}
+    if len(found) > _MOST_TERMS:
+        raise SymbolicSizeError(f"a size of {len(found)} terms")
     if not found.keys() - {()}:
         return found.get((), 0)
     return Size(domain, found)
@@ -431,16 +439,12 @@ def _domain_of(a: SizeLike, b: SizeLike) -> Domain:
 
 
 def _atom(operator: str, a: SizeLike, b: SizeLike) -> SizeLike:
-    """What is no polynomial of its operands. Raises SymbolicSizeError for a division by what may be 0."""
-    if operator in ("//", "%") and not np.all(values_of(b)):
+    """What is no polynomial of its operands. Raises SymbolicSizeError for a divisor that may be 0, and very long texts."""
+    domain = _domain_of(a, b)
+    if operator in ("//", "%") and not np.broadcast_to(values_of(b), domain.alive.shape)[domain.alive].all():
         raise SymbolicSizeError(f"{a} {operator} {b}, which may be 0")
     text = f"(({a}) {operator} ({b}))" if operator in ("//", "%") else f"{operator}({a}, {b})"
-    domain = _domain_of(a, b)
+    if len(text) > _LONGEST:
+        raise SymbolicSizeError(f"a size of {len(text)} characters, {text[:40]}...")
     domain.atoms.setdefault(text, (operator, a, b))
     return _settled(Size(domain, {(text,): 1}))
-
-
-def _text(terms: Mapping[tuple[str, ...], int]) -> str:
-    """Canonical, and a Python expression."""
-    ordered = sorted(terms.items(), reverse=True)
-    return " + ".join("*".join([*([str(factor)] if factor != 1 or not atoms else []), *atoms]) for atoms, factor in ordered)

@@ -173,6 +173,39 @@ def test_estimates_take_the_hint() -> None:
     assert (hint_of(t), hint_of(3), greatest_of(t), least_of(t)) == (5, 3, 9, 1)
 
 
+def test_sizes_that_grow_without_end_are_refused() -> None:
+    """Each step doubles a text, or the terms of a polynomial: all would wait for them."""
+
+    first = Domain((Dim("N", 1, 4096),), {"N": 64}).size("N")
+
+    def grown(step: Callable[[Any], Any]) -> None:
+        size = first
+        for _ in range(60):
+            size = step(size)
+
+    with pytest.raises(SymbolicSizeError, match="characters"):
+        grown(lambda size: size - size // 3)
+    with pytest.raises(SymbolicSizeError, match="terms"):
+        grown(lambda size: (size + first % 7 + 1) * (size + 2))
+
+
+def test_sizes_beyond_64_bits_are_refused() -> None:
+    size = Domain((Dim("N", 1, 99999),), {"N": 99}).size("N")
+    assert (size * size * size).greatest == 99999**3
+    with pytest.raises(SymbolicSizeError, match="may be more"):
+        _ = (size * size * size * size).greatest
+
+
+def test_a_divisor_may_be_zero_where_the_domain_has_been_cut() -> None:
+    sizes = domain()
+    divisor = sizes.size("T") - 2
+    with pytest.raises(SymbolicSizeError, match="may be 0"):
+        _ = sizes.size("B") // divisor
+    assert divisor > 0
+    quotient = sizes.size("B") // divisor
+    assert (quotient.least, quotient.greatest) == (0, 8)
+
+
 def test_polynomials_are_canonical() -> None:
     one = domain()
     t, b = one.size("T"), one.size("B")
