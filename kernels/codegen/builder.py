@@ -349,8 +349,10 @@ class KernelBuilder:
         head = [tirx.Bind(variable, dimensions[tirx.const(place, "int32")]) for place, variable in table.places]
         if table.sizes:
             self._blocks.append([])
-            sizes = self.local(len(table.sizes), "int32", "sizes")
+            dtypes = dict.fromkeys(str(variable.ty) for variable, _ in table.sizes)
+            room = {dtype: self.local(len(table.sizes), dtype, "sizes") for dtype in dtypes}
             for place, (variable, value) in enumerate(table.sizes):
+                sizes = room[str(variable.ty)]
                 self.store(sizes, place, value)
                 self.emit(tirx.Bind(variable, sizes[tirx.const(place, "int32")]))
             head += self._blocks.pop()

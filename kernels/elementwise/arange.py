@@ -8,6 +8,7 @@ from tvm import tirx
 from ...runtime.symbolic.sizes import Size, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index
+from ..codegen.dimensions import lower_number
 from ..groups.group import Group
 from ..template.contract import BuiltKernel, Refusal
 from ..template.kernel import finish, map_elements, new_builder
@@ -46,4 +47,4 @@ def _number(group: Group, name: str, dtype: str) -> Expr:
     literal = group.literal(name)
     assert literal is not None
     value = literal.item()
-    return tirx.Cast(dtype, value) if isinstance(value, Size) else tirx.const(int(value), dtype)
+    return tirx.Cast(dtype, lower_number(value)) if isinstance(value, Size) else tirx.const(int(value), dtype)

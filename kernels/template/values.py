@@ -11,6 +11,7 @@ from tvm import tirx
 from ...runtime.precision import holds_sums
 from ...runtime.symbolic.sizes import Size
 from ..codegen.builder import Expr, Index, KernelBuilder, broadcast_index, int32_of, row_major
+from ..codegen.dimensions import lower_number
 from ..expressions import pointwise
 from ..expressions.contraction import CONTRACTED, rounded_apart
 from ..formats.minifloat import is_coded
@@ -163,7 +164,7 @@ def _constant(literal: np.ndarray, dtype: str) -> Expr:
         return tirx.const(literal.view("uint8").item(), "uint8")
     value = literal.item()
     if isinstance(value, Size):
-        return tirx.Cast(dtype, value)
+        return tirx.Cast(dtype, lower_number(value))
     if dtype not in _SIGN_BIT or value != 0:
         return tirx.const(value, dtype)
     integer, bit = _SIGN_BIT[dtype]
