@@ -119,9 +119,9 @@ class Pooling:
     def emit(self, work: int) -> None:
         batch, channels = self.group.types[self.anchor.inputs[0]].shape[:2]
         *outer, columns = self.window.outputs
-        run = (
-            1 if self.builder.is_grid else min(least_of(columns), _longest_run(self.window))
-        )  # the last run overlaps the one before it
+        run = 1  # of more than one, the last overlaps the one before it
+        if not self.builder.is_grid:
+            run = max(min(least_of(columns), _longest_run(self.window)), 1)
         step = self.window.strides[-1]
         width = (run - 1) * step + (self.window.kernel[-1] - 1) * self.window.dilations[-1] + 1
 

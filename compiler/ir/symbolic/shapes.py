@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ....runtime.symbolic.shapes import broadcast_shape, equal, same_shape
-from ....runtime.symbolic.sizes import Domain, Size, SizeLike, maximum_of, minimum_of
+from ....runtime.symbolic.sizes import Domain, Size, SizeLike, SymbolicSizeError, maximum_of, minimum_of
 
 Sizes: TypeAlias = tuple[Any, ...]  # of SizeLike
 _TRUSTED_OPERATORS = """
@@ -69,7 +69,10 @@ class _UnknownError(Exception):
 def infer_sizes(
     question: Question, inferred: Sequence[ir.Shape | None], domain: Domain, *, is_pointwise: bool
 ) -> list[list[SizeLike | None] | None]:
-    """The shapes of a node's results, dimension by dimension, None where they are unknown; `inferred` are those by ONNX."""
+    """The shapes of a node's results, dimension by dimension, None where they are unknown; `inferred` are those by ONNX.
+
+    The domain is cut to the points where no dimension is negative. Raises SymbolicSizeError where that would leave too few.
+    """
     node = question.node
     rule = _RULES.get(node.op_type) if node.domain == "" else None
     if rule is _windows and not any(isinstance(side, Size) for side in (question.shapes[0] or ())[2:]):
@@ -78,9 +81,12 @@ def infer_sizes(
         rule = _broadcast
     if rule is not None:
         try:
-            return [list(shape) for shape in rule(question)]
+            found = rule(question)
         except (_UnknownError, ValueError):
             return [None if shape is None else [None] * len(shape) for shape in inferred]
+        if negative := [dim for shape in found for dim in shape if not dim >= 0]:  # as of windows larger than what they lie on
+            raise SymbolicSizeError(f"{node.op_type}: a dimension of {negative[0]}, which is negative")
+        return [list(shape) for shape in found]
     is_trusted = node.op_type in _TRUSTED and node.domain == ""
     return [None if shape is None else [_named(dim, domain, is_trusted) for dim in shape] for shape in inferred]
 
@@ -141,6 +147,8 @@ def _reshape(question: Question) -> list[Sizes]:
         raise _UnknownError
     if open_places:
         others = prod(dim for place, dim in enumerate(dims) if place != open_places[0])
+        if not others > 0:  # where it is, the others follow; sizes for which it is not have a program of their own
+            raise _UnknownError
         dims[open_places[0]] = prod(shape) // others
     if not equal(prod(dims), prod(shape)):
         raise _UnknownError
