@@ -5,16 +5,21 @@ Kernels read as many elements as one operand promises, also of the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from math import prod
 
 import onnx_ir as ir
 
+from ...runtime.symbolic.sizes import Size
 from .constants import constant_array
+from .symbolic.symbols import sizes_of
 
 Dims = tuple[int, ...]
 Fault = str | None
 Rule = Callable[[ir.Node], Fault]
+_POINT: ContextVar[int | None] = ContextVar("point", default=None)
 
 # For each input in a row its shape: a letter is one extent everywhere, a number itself, "*" any extents, "*" with a letter the
 # same ones everywhere; "|" stands between alternatives, of which the first that fits counts. An empty one is a scalar.
@@ -45,10 +50,21 @@ def shape_rules(operator: str) -> tuple[Rule, ...]:
 
 
 def dims_of(value: ir.Value | None) -> Dims | None:
-    """The extents of a value, None where one is unknown or the value is absent."""
-    if value is None or value.shape is None or not value.shape.is_static():
+    """The extents of a value, None where one is unknown or the value is absent. What a call decides is known `at_point`."""
+    sizes, point = sizes_of(value), _POINT.get()
+    if sizes is None or (point is None and any(isinstance(size, Size) for size in sizes)):
         return None
-    return tuple(value.shape.numpy())
+    return tuple(int(size.values[point]) if isinstance(size, Size) else size for size in sizes)
+
+
+@contextmanager
+def at_point(place: int) -> Iterator[None]:
+    """Inside, `dims_of` tells the extents at one point of the domain of sizes."""
+    token = _POINT.set(place)
+    try:
+        yield
+    finally:
+        _POINT.reset(token)
 
 
 def _fits_pattern(node: ir.Node) -> Fault:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import onnx_ir as ir
 
 from ...runtime.errors import InvalidModelError, UnsupportedModelError
+from ...runtime.symbolic.sizes import Domain, SymbolicSizeError
 from .constants import constant_array
 from .facts import source_of
 from .kinds import Kind, kind_of
-from .operand_shapes import Fault, Rule, dims_of, shape_rules
+from .operand_shapes import Fault, Rule, at_point, dims_of, shape_rules
 from .scopes import subgraphs_of
+from .symbolic.symbols import SizeDim, some_points
 
 _LARGEST_BYTES = 1 << 46  # of one tensor: more than any machine has, and far from where sizes overflow
 
@@ -22,6 +25,7 @@ def check_nodes(model: ir.Model) -> None:
     Raises:
         InvalidModelError: an attribute or a shape that the operator cannot have.
         UnsupportedModelError: a tensor larger than any memory.
+        SymbolicSizeError: a rule that sizes which a call decides break at some points of their domain.
     """
     for value in model.graph.inputs:
         _check_size(value, f"input {value.name}")
@@ -48,13 +52,29 @@ def check_node(node: ir.Node) -> None:
                 check_node(inner)
     if node.domain != "":
         return
-    for rule in (*_RULES.get(node.op_type, ()), *shape_rules(node.op_type)):
+    rules = [*_RULES.get(node.op_type, ()), *shape_rules(node.op_type), *([_changes_size] if kind_of(node) is Kind.VIEW else [])]
+    for rule in rules:
         if fault := rule(node):
             raise InvalidModelError(source_of(node), f"{node.op_type} {fault}", "correct the model")
-    if kind_of(node) is Kind.VIEW and (fault := _changes_size(node)):
-        raise InvalidModelError(source_of(node), f"{node.op_type} {fault}", "correct the model")
     for value in node.outputs:
         _check_size(value, source_of(node))
+    if rules and (domain := _domain_of(node)) is not None:
+        _check_sizes(node, rules, domain)
+
+
+def _domain_of(node: ir.Node) -> Domain | None:
+    """The domain of the sizes that a call decides, in the shapes of a node's values; None where there are none."""
+    shapes = [value.shape for value in (*node.inputs, *node.outputs) if value is not None and value.shape is not None]
+    return next((dim.size.domain for shape in shapes for dim in shape if isinstance(dim, SizeDim)), None)
+
+
+def _check_sizes(node: ir.Node, rules: Sequence[Rule], domain: Domain) -> None:
+    """Raise SymbolicSizeError where a node breaks a rule at some sizes, of which a few are tried: sizes that differ from each
+    other do so at the ends of their ranges. Compiled for the sizes of a call, it may be right."""
+    for point in some_points(domain):
+        with at_point(point):
+            if fault := next(filter(None, (rule(node) for rule in rules)), None):
+                raise SymbolicSizeError(f"{source_of(node)}: {node.op_type} {fault}")
 
 
 def _check_size(value: ir.Value, where: str) -> None:

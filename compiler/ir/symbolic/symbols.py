@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from ....runtime.symbolic.sizes import Domain, Size, SizeLike, SymbolicSizeError, hint_of
 
-_MOST_SIZES = 64  # elements of a constant of sizes: shapes, places and lengths are short
+MOST_SIZES = 64  # elements of a constant of sizes: shapes, places and lengths are short
+_SAMPLES = 16  # of a domain's points
 
 
 class SizeDim(ir.SymbolicDim):
@@ -62,7 +63,7 @@ def constant_sizes(value: ir.Value | None) -> np.ndarray | None:
 
 def as_sizes(numbers: np.ndarray) -> np.ndarray | None:
     """Numbers as an array of objects, if there are few enough."""
-    return numbers.astype(object) if numbers.size <= _MOST_SIZES else None
+    return numbers.astype(object) if numbers.size <= MOST_SIZES else None
 
 
 def domain_of_model(model: ir.Model) -> Domain | None:
@@ -72,6 +73,17 @@ def domain_of_model(model: ir.Model) -> Domain | None:
             if isinstance(dim, SizeDim):
                 return dim.size.domain
     return None
+
+
+def some_points(domain: Domain) -> list[int]:
+    """Places of points that are left of a domain: the hint, ends of the dimensions, and a few between."""
+    left = np.flatnonzero(domain.alive)
+    is_end = np.ones(len(left), np.bool_)
+    for values in domain.points.values():
+        own = values[left]
+        is_end &= (own == own.min()) | (own == own.max())
+    between = left[:: max(len(left) // _SAMPLES, 1)]
+    return sorted({domain.at, *left[is_end][: 2 * _SAMPLES].tolist(), *between.tolist()})
 
 
 def hinted_shape(value: ir.Value) -> tuple[int, ...] | None:
