@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from math import prod
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from ....compiler.ir.constants import constant_tensor
-from ....compiler.ir.symbolic.symbols import SizeDim, SizeTensor, as_sizes, constant_sizes, sizes_of
+from ....compiler.ir.symbolic.symbols import MOST_SIZES, SizeDim, SizeTensor, as_sizes, constant_sizes, sizes_of
 from ....runtime.symbolic.shapes import equal
 from ....runtime.symbolic.sizes import Size, least_of, maximum_of, minimum_of
 from .scope import Replacement, Rule, Scope
@@ -69,9 +71,10 @@ def _product(numbers: Any) -> Any:
     return total
 
 
-def _elementwise(function: Callable[..., Any]) -> Callable[[ir.Node, list[np.ndarray]], np.ndarray | None]:
+def _elementwise(function: Callable[..., Any], arity: int = 2) -> Callable[[ir.Node, list[np.ndarray]], np.ndarray | None]:
     def fold(node: ir.Node, operands: list[np.ndarray]) -> np.ndarray | None:
-        found = np.frompyfunc(function, len(operands), 1)(*operands)
+        apply = np.frompyfunc(function, arity, 1)
+        found = reduce(apply, operands) if arity == 2 else apply(*operands)
         found = np.array(found, object) if not isinstance(found, np.ndarray) else found
         return None if any(number is None for number in found.flat) else found
 
@@ -149,7 +152,8 @@ def _reshaped(node: ir.Node, operands: list[np.ndarray]) -> np.ndarray | None:
         case "Unsqueeze":
             return np.expand_dims(data, tuple(numbers or ()))
         case "Expand":
-            return np.broadcast_to(data, np.broadcast_shapes(data.shape, tuple(numbers or ())))
+            shape = np.broadcast_shapes(data.shape, tuple(numbers or ()))
+            return np.broadcast_to(data, shape) if prod(shape) <= MOST_SIZES else None
         case _:
             return np.squeeze(data, None if numbers is None else tuple(numbers))
 
@@ -176,7 +180,7 @@ _FOLDS: dict[str, Callable[[ir.Node, list[np.ndarray]], np.ndarray | None]] = {
     "Min": _elementwise(minimum_of),
     "Mod": _remainder,
     "Mul": _elementwise(lambda a, b: a * b),
-    "Neg": _elementwise(lambda a: -a),
+    "Neg": _elementwise(lambda a: -a, 1),
     "ReduceProd": _reduced,
     "ReduceSum": _reduced,
     "Reshape": _reshaped,
@@ -184,7 +188,7 @@ _FOLDS: dict[str, Callable[[ir.Node, list[np.ndarray]], np.ndarray | None]] = {
     "Squeeze": _reshaped,
     "Sub": _elementwise(lambda a, b: a - b),
     "Unsqueeze": _reshaped,
-    "Where": _elementwise(lambda condition, a, b: a if condition else b),
+    "Where": _elementwise(lambda condition, a, b: a if condition else b, 3),
 }
 RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(_FOLDS, (fold_sizes,)),
