@@ -193,19 +193,21 @@ class ModuleRanges(ModuleSource):
             (tuple(-1 if axis in dims else size for axis, size in enumerate(shape)), dtype)
             for (shape, dtype), dims in zip(call.types, axes, strict=True)
         )
+        places = self._variants.setdefault((call.structure, types), [])
+
+        def made_for(wanted: Sizes) -> int | None:
+            return next((place for place in places if self._made[place].assumed.admits(wanted)), None)
+
+        if (place := made_for(sizes)) is not None:  # which waits for no other call's export
+            return place
         with self._lock:
-            places = self._variants.setdefault((call.structure, types), [])
-
-            def made_for(wanted: Sizes) -> int | None:
-                return next((place for place in places if self._made[place].assumed.admits(wanted)), None)
-
             if (place := made_for(sizes)) is None:
                 with self._builder.reporting():
                     for wanted in (*self._ahead(sizes), sizes):
                         if made_for(wanted) is None:
                             for variant in self._cover(call, axes, wanted):
-                                places.append(len(self._made))
                                 self._made.append(variant)
+                                places.append(len(self._made) - 1)
                 place = made_for(sizes)
             assert place is not None, f"no graph for {sizes}"
             return place

@@ -204,8 +204,10 @@ class SpecializedModel(Shared):
         if not found:
             fix = "call it, or give example inputs: prefuse.compile(model, (x,))"
             raise OptionError("save", "the model is not compiled yet", fix)
-        if len(found) == 1 and type(found[0]) is Specialization:
-            found[0].model.save(path)
+        model = found[0].model
+        is_sized = isinstance(model, CompiledModel) and bool(model.plan.dims)  # a set answers for size 0, too
+        if len(found) == 1 and type(found[0]) is Specialization and not is_sized:
+            model.save(path)
             return
         if self._forgotten:
             what = f"{len(self._forgotten)} programs of earlier calls are not saved: the {self._capacity} used last are in memory"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from math import isqrt
 from typing import Protocol
 
@@ -30,6 +30,7 @@ from .served import Served, bucket_range
 from .sources import GraphSource
 from .specialize import Call, Source, Specialization, SpecializedModel, TensorKey
 
+_MOST_CHECKED = 2048  # points at which torch's guards are evaluated before a program is saved
 _MOST_PROGRAMS = 12  # that are compiled ahead; sizes beyond them wait for a call
 # The largest sizes of programs of their own: 1 broadcasts, and is a vector; few rows fill one panel of a product.
 # Where less than twice the sizes would be on one side, that is not worth a program.
@@ -123,15 +124,27 @@ class SymbolicSource(GraphSource):
             told |= {served.reason} - {""}
 
     def require_one_graph(self) -> None:
-        """It is one."""
+        """It is one. Raises OptionError where torch has exported it for some of the sizes only: who loads it cannot ask torch."""
+        if self._rules is None:
+            return
+        keys = [((), self._dtypes.get(name, "")) for name in self._names]
+        for point in islice(product(*(dim.sizes for dim in self._dims)), _MOST_CHECKED):
+            sizes = {dim.name: size for dim, size in zip(self._dims, point, strict=True)}
+            if all(point) and (refusal := self._rules.refusal(self._shapes(tuple(self._types(sizes, keys))))):
+                raise OptionError("save", refusal, "compile it for ranges, or steps, for which it holds")
 
     def _find(self, sizes: Mapping[str, int]) -> tuple[int, Served]:
+        if (found := self._known(sizes)) is not None:  # which waits for no other call's compilation
+            return found
         with self._building:
-            for number, served in enumerate(self._served):
-                if served.serves(sizes):
-                    return number, served
+            if (found := self._known(sizes)) is not None:
+                return found
             self._served.append(self._made(sizes))
             return len(self._served) - 1, self._served[-1]
+
+    def _known(self, sizes: Mapping[str, int]) -> tuple[int, Served] | None:
+        """What serves these sizes, and its place; None where nothing does yet."""
+        return next(((number, served) for number, served in enumerate(self._served) if served.serves(sizes)), None)
 
     def _made(self, sizes: Mapping[str, int]) -> Served:
         """A program for as many sizes around these as it can be for: any along all dimensions, or along all but one, or none.
@@ -167,7 +180,10 @@ class SymbolicSource(GraphSource):
     def _padding(self, box: Box, names: tuple[str, ...]) -> Padding | str:
         """How inputs may be padded along these dimensions; or why not."""
         if (box, names) not in self._paddings:
-            self._paddings[box, names] = find_padding(self._bound_to(box), names, self._builder.options)
+            try:
+                self._paddings[box, names] = find_padding(self._bound_to(box), names, self._builder.options)
+            except (SymbolicSizeError, CompileError) as error:
+                self._paddings[box, names] = str(error)
         return self._paddings[box, names]
 
     def _program(self, box: Box) -> CompiledModel:
