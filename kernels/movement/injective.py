@@ -42,6 +42,8 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     moved = moved_values(anchor)
     if reason := next(filter(None, (flat_obstacle(group, name) for name in moved if name in anchor.inputs)), ""):
         return Refusal(reason)
+    if followers and len(anchor.outputs) > 1:
+        return Refusal(f"parts of {anchor.op_type} are stored one by one: what is computed of several needs all at once")
     if followers and anchor.op_type == "BitCast":
         return Refusal("BitCast changes the type of the bits that it moves")
     if not followers:

@@ -118,3 +118,15 @@ def test_what_is_repeated_of_any_number_of_elements_is_there(mode: str, pads: in
             extent = Domain((Dim("N", fewest, 9),), {"N": 5}).size("N")
             found = plan(padded(mode, extent, extent + 2 * pads, (pads, pads)), target_of("avx2"))
             assert isinstance(found, Candidate if fewest >= least else Refusal)
+
+
+def test_what_is_computed_of_several_parts_is_not_stored_part_by_part() -> None:
+    """A gated linear unit: sigmoid(second half) * first half. Another template takes it whatever this one would cost."""
+    whole, half = TensorType((60, 60), "float32"), TensorType((60, 30), "float32")
+    ops = (
+        Op("Split", ("x",), ("a", "b"), {"axis": 1, "num_outputs": 2}),
+        Op("Sigmoid", ("b",), ("s",)),
+        Op("Mul", ("a", "s"), ("y",)),
+    )
+    group = Group(ops, ("x",), ("y",), {"x": whole, "a": half, "b": half, "s": half, "y": half}, frozenset())
+    assert "stored one by one" in str(plan(group, target_of("avx2")))
