@@ -87,16 +87,24 @@ class Layout:
 
 
 def layout_of(operands: RecurrentOperands, machine: GpuMachine) -> Layout:
-    """Few blocks, if their weights fit in shared memory; else as many as run at once on the smallest GPU of the architecture, or
-    if a block has too few threads for so many units, on a large one."""
+    """Few blocks, if their weights fit in shared memory; else as many as run at once on the smallest GPU of the architecture. On
+    a large one, if a block has too few threads for so many units, or if only so many hold the weights and the GPUs are alike."""
+    portable, large = (_layout(operands, machine, count) for count in (machine.fewest, machine.multiprocessors))
+    if portable.units * operands.gates > BLOCK_THREADS:
+        return large
+    are_alike = machine.multiprocessors < 2 * machine.fewest
+    return large if are_alike and large.keeps_recurrent and not portable.keeps_recurrent else portable
+
+
+def _layout(operands: RecurrentOperands, machine: GpuMachine, multiprocessors: int) -> Layout:
+    """At most a block for each of so many multiprocessors."""
     hidden, gates = operands.hidden, operands.gates
     rows = min(operands.batch, _STATE_ROWS)
     input_rows, input_depth = min(operands.batch * operands.steps, _INPUT_ROWS), min(operands.inputs, _INPUT_DEPTH)
     partial = max(rows * hidden, input_rows * input_depth)
     totals = partial + BLOCK_THREADS * max(rows, input_rows)
     room = _block_bytes(machine) // 4 - totals
-    least, on_large = (ceil(hidden / max(n // operands.directions, 1)) for n in (machine.fewest, machine.multiprocessors))
-    least = least if least * gates <= BLOCK_THREADS else on_large
+    least = ceil(hidden / max(multiprocessors // operands.directions, 1))
     unit = max(rows, input_rows) * gates  # totals of a unit
     units = max(least, min(_LEAST_UNITS, room // (unit + gates * hidden), hidden), 1)
     weights = totals + unit * units

@@ -75,6 +75,13 @@ def test_all_blocks_run_at_once_on_the_smallest_gpu_of_an_architecture(level: st
     assert gpu_machine(level).fewest // 2 < blocks <= gpu_machine(level).fewest
 
 
+@pytest.mark.parametrize(("level", "least"), [("sm_80", 96), ("sm_90", 128)])
+def test_weights_stay_in_blocks_of_gpus_that_are_alike(level: str, least: int) -> None:
+    """H20 has 78 multiprocessors, H100 114 or more: of so few blocks none would hold its weights."""
+    ((blocks, _),) = launches(of_torch("LSTM", 2, 1, 8, 768 if level == "sm_80" else 1024), Target("cuda", level))
+    assert least <= blocks <= gpu_machine(level).multiprocessors
+
+
 def test_blocks_of_one_step_do_not_meet() -> None:
     assert launches(of_torch("LSTM", 1, 2, 20, 96)) == [(12, False)]
 
