@@ -8,9 +8,9 @@ from typing import NoReturn
 
 import numpy as np
 
-from ..errors import OptionError
+from ..errors import InputError, OptionError
 from ..executor import CompiledModel, Shared
-from ..interchange import all_as_tensors, as_array, is_torch, number_array
+from ..interchange import OUT, all_as_tensors, as_array, copied_results, is_torch, number_array, taken_out
 from ..plan import Plan
 from ..signature import in_order
 from .host_operators import Value
@@ -30,19 +30,22 @@ class StagedModel(Shared):
         self._constants = tuple(program.procedure.all_constants())
 
     def __call__(self, /, *inputs: object, **named: object) -> object:
-        """Run the model.
+        """Run the model. `out` is what it is for `CompiledModel`, but that results are copied there.
 
         Raises:
-            InputError: the inputs are not those of the model, or break an operator's rules.
+            InputError: the inputs or `out` are not those of the model, or break an operator's rules.
             CompileError: a stage cannot be compiled for the shapes of this run.
         """
         names = self.input_names
+        named, out = taken_out(named, OUT in names)
         given = in_order(names, inputs, named)
         arrays = tuple(_value(value, port) for value, port in zip(given, self._program.inputs, strict=True))
         held = [*_arrays(arrays), *self._constants]
         results: list[object] = [_own(result, held) for result in self._program.procedure.run(arrays, {})]
         if is_torch(given):
             results = all_as_tensors(results)
+        if out is not None:
+            return copied_results(tuple(results), out, self.output_names)
         return results[0] if len(results) == 1 else tuple(results)
 
     def context(self) -> StagedModel:
@@ -114,7 +117,34 @@ def _value(value: object, port: StagedPort) -> Value:
     where = f"input {port.name!r}"
     if isinstance(value, (int, float)) and not isinstance(value, np.generic) and port.type is not None and not port.type.shape:
         return number_array(value, port.type.dtype, where)
-    return _array_or_list(value, where)
+    given = _array_or_list(value, where)
+    if isinstance(given, np.ndarray):
+        _check(given, port, where)
+    return given
+
+
+def _check(array: np.ndarray, port: StagedPort, where: str) -> None:
+    """Raise InputError for an array of another element type or shape than the port's, as far as these are known."""
+    dtype, _, shape = port.type_text.partition("[")
+    if not shape:  # a sequence, an optional, or nothing is known
+        return
+    kind = "string" if array.dtype.kind in "OUST" else array.dtype.name
+    sizes = [] if shape == "]" else shape.removesuffix("]").split(",")
+    if kind != dtype:
+        fix = f"convert it to {dtype}"
+    elif shape == "...]" or (len(sizes) == array.ndim and all(map(_may_be, sizes, array.shape))):
+        return
+    else:
+        fix = (
+            f"give {len(sizes)} dimensions, not {array.ndim}" if len(sizes) != array.ndim else "compile the model for this shape"
+        )
+    found = f"{kind}[{','.join(map(str, array.shape))}]"
+    raise InputError(where, f"{found} given, the model takes {port.type_text}", fix)
+
+
+def _may_be(text: str, size: int) -> bool:
+    """Whether a dimension, of which a type says so much, may have a size."""
+    return not text.isdecimal() or int(text) == size
 
 
 def _arrays(values: Iterable[Value]) -> Iterator[np.ndarray]:

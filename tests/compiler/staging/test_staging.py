@@ -259,6 +259,32 @@ def test_inputs_and_outputs_have_names_and_types_where_these_are_static(loop: St
     assert "  input x: float32[4,3]" in loop.report()
 
 
+def test_inputs_of_other_types_and_shapes_are_refused(loop: Any) -> None:
+    """Also where the host reads them, or nothing at all does."""
+    x, go = floats(4, 3), np.array(True)
+    for n, what in ((np.array(2.7), r"float64\[\]"), (np.array([0]), r"int64\[1\]"), (np.array(0, np.int32), r"int32\[\]")):
+        with pytest.raises(InputError, match=f"input 'n': {what} given, the model takes int64"):
+            loop(x, n, go)
+    for wrong in (floats(4, 2), floats(4), x.astype(np.float64)):
+        with pytest.raises(InputError, match=r"input 'x': .* given, the model takes float32"):
+            loop(wrong, np.array(0), go)
+    with pytest.raises(InputError, match="input 'go'"):
+        loop(x, np.array(1), np.array(0.5))
+
+
+def test_results_are_copied_to_what_is_given_for_them(loop: Any) -> None:
+    x, go, place = floats(4, 3), np.array(True), np.zeros((4, 3), np.float32)
+    for trips in (0, 3):
+        expected = loop(x, np.array(trips), go)
+        found = loop(x, np.array(trips), go, out=(place, None))
+        assert found[0] is place
+        np.testing.assert_array_equal(place, expected[0])
+        np.testing.assert_array_equal(found[1], expected[1])
+        loop(x, np.array(trips), go, out={"y": place})
+    with pytest.raises(InputError, match="out, output 'y'"):
+        loop(x, np.array(1), go, out=(np.zeros(3, np.float32), None))
+
+
 def test_wrong_inputs_name_the_input() -> None:
     net = _compiled("main (seq(float[N]) s) => (float[N] y) { i = Constant<value_int=4>() y = SequenceAt(s, i) }")
     with pytest.raises(InputError, match="position 4 in a sequence of 1"):
