@@ -47,7 +47,10 @@ class _Operator:
 @SHAPES
 @JSON
 def command(model: Path, shapes: Shapes, as_json: bool) -> None:
-    """List what MODEL, an ONNX file or a .prefuse program, consists of. Costs need concrete shapes: give --shape."""
+    """List what MODEL, an ONNX file or a .prefuse program, consists of. Costs need concrete shapes: give --shape.
+
+    A program is loaded, as to run it: its native code has your rights, inspect only files that you trust.
+    """
     if is_program(model):
         net = load(model)
         show(as_json, {"report": net.report()}, net.report())

@@ -198,7 +198,9 @@ def _resampled_smoothly(mode: str) -> Translation:
     def translated(
         self: Any, output_size: Any, align_corners: bool, scales_h: float | None = None, scales_w: float | None = None
     ) -> Any:
-        scales = None if scales_h is None or scales_w is None or align_corners else [scales_h, scales_w]
+        if align_corners:  # torch scales by the quotient of the distances, but centres as if corners were not aligned
+            raise UnsupportedModelError("interpolate", "antialias=True with align_corners=True", "pass align_corners=False")
+        scales = None if scales_h is None or scales_w is None else [scales_h, scales_w]
         return _resampled(mode, is_smooth=True)(self, output_size, align_corners, scales)
 
     return translated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from prefuse.runtime.errors import UnsupportedModelError
 from torch.nn import functional
 
 from .applied import check
@@ -66,6 +67,8 @@ def test_smooth_resampling_by_fractions(mode: str) -> None:
     for scale in (0.37, 1.3, (0.6, 0.45)):
         check(lambda x, s=scale: functional.interpolate(x, scale_factor=s, mode=mode, antialias=True), x)
     check(lambda x: functional.interpolate(x, size=(5, 6), mode=mode, antialias=True), x)
+    with pytest.raises(UnsupportedModelError, match="antialias=True with align_corners=True"):
+        check(lambda x: functional.interpolate(x, size=(5, 6), mode=mode, antialias=True, align_corners=True), x)
 
 
 @pytest.mark.parametrize("mode", ["linear", "nearest"])
