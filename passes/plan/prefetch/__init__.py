@@ -6,6 +6,7 @@
 | `schedule.py` | copies, and what each waits for |
 | `scheduler.py` | the algorithm: from a problem to a schedule |
 | `simulation.py` | its rules, in simulated time; `window.py` is what they see of the future, `events.py` what comes of it |
+| `integer_program.py` | schedules of few objects, decided for all steps at once |
 | `residents.py` | what never leaves |
 | `overflow.py` | what goes to a second tier |
 | `handover.py` | what each copy waits for, so that no timing breaks the limit |

@@ -12,11 +12,13 @@ activations that leave memory until they are used again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import ClassVar
+
+import numpy as np
 
 from ....compiler.pipeline import Context, PlanPass
 from ....runtime.errors import MemoryLimitError
@@ -26,7 +28,10 @@ from ....runtime.report import size
 from ....runtime.target import Target
 from ..plan_memory import PlanMemory
 from ..prefetch import problem as prefetch
+from ..prefetch.bounds import ceiling
+from ..prefetch.integer_program import by_integer_program, is_small
 from ..prefetch.residents import residents, spare_bytes
+from ..prefetch.schedule import Schedule
 from ..prefetch.scheduler import InfeasibleError, candidates
 from .objects import Objects, arena_of
 from .recomputed import recomputed
@@ -40,6 +45,7 @@ _SEARCHES = 6  # long searches for packings, of a second each: after them, what 
 _SHARES = (1.0, 0.99, 0.975, 0.95, 0.925, 0.9, 0.875, 0.85, 0.8, 0.75, 0.6, 0.4, 0.0)
 _SPILLED = 64  # part of the limit: what takes less than that is not worth a copy out and one in
 _STALLED = 1.01  # of the time of kernels: below it, nothing is left to gain by copying activations
+_PROGRAMS = 2  # limits for which integer programs of some seconds are solved, where rules that look ahead leave something to gain
 
 
 @dataclass(frozen=True)
@@ -104,8 +110,8 @@ class SchedulePrefetch(PlanPass):
         spilled = Objects(plan, context, self.min_bytes, max(limit // _SPILLED, self.min_bytes)) if spills else weights
         leaving = spilled if spilled.chains and not context.target.is_gpu else None
         budget, cut, before, searches = limit, 0, None, _SEARCHES
-        for _ in range(_TRIES):
-            choices = self._fastest(weights, leaving, budget, context.target)
+        for number in range(_TRIES):
+            choices = self._fastest(weights, leaving, budget, context.target, may_solve=number < _PROGRAMS)
             if not choices:
                 break
             excess = []
@@ -121,22 +127,33 @@ class SchedulePrefetch(PlanPass):
             budget, before = budget - cut, choices
         return _too_little(leaving or weights, total, limit, budget)
 
-    def _fastest(self, weights: Objects, spilled: Objects | None, limit: int, target: Target) -> list[_Choice]:
+    def _fastest(
+        self, weights: Objects, spilled: Objects | None, limit: int, target: Target, *, may_solve: bool
+    ) -> list[_Choice]:
         """The best choices, the fastest first; none where nothing keeps within the limit.
 
-        Activations leave only where all else cannot keep within it, or is not as fast as the kernels.
+        Activations leave only where all else cannot keep within it, or is not as fast as the kernels; and integer programs are
+        solved only where what they cannot pass is not reached.
         """
         found = self._choices(weights, limit, target)
         if spilled is not None and (not found or found[0].seconds > _STALLED * found[0].problem.compute_seconds):
-            found = sorted([*found, *self._choices(spilled, limit, target)], key=lambda choice: choice.predicted_seconds)
-        return found[:_PACKED]
+            found = [*found, *self._choices(spilled, limit, target)]
+        all_objects = spilled or weights
+        problem = all_objects.problem(limit)
+        least = ceiling(problem).seconds if may_solve and found and is_small(problem) else np.inf
+        if found and min(choice.seconds for choice in found) > _STALLED * least:
+            found += self._of(all_objects, problem, by_integer_program(problem), target)
+        return sorted(found, key=lambda choice: choice.predicted_seconds)[:_PACKED]
 
     def _choices(self, objects: Objects, limit: int, target: Target) -> list[_Choice]:
         problem = objects.problem(limit)
         try:
-            found = dict.fromkeys(copies_of(problem, one) for one in candidates(problem, _residents(problem)))
+            return self._of(objects, problem, candidates(problem, _residents(problem)), target)
         except InfeasibleError:
             return []
+
+    def _of(self, objects: Objects, problem: prefetch.Problem, schedules: Iterable[Schedule], target: Target) -> list[_Choice]:
+        found = dict.fromkeys(copies_of(problem, one) for one in schedules)
         late = dict.fromkeys(on_demand(problem, copies) if self.on_demand else copies for copies in found)
         return sorted((_Choice(objects, problem, one, target) for one in late), key=lambda choice: choice.predicted_seconds)
 
