@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .compiler.api import compile_model
 from .compiler.frontend.autocast import autocast_types
 from .compiler.frontend.dynamo_graphs import Form, form_of, without_grad_modes
+from .compiler.programs.options import EXTRA_OPTIONS, MIXED_OPTIONS, check_names
 from .runtime.errors import CompileError, DeviceError, InputError, MemoryLimitError, OptionError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _Mode = tuple[bool, bool, bool, tuple[str, ...]]
 _Key = tuple[_Mode, tuple[int, ...], tuple[object, ...]]  # of a program: weights by their identity, and numbers
 _NAMED = ("target", "precision", "calibration", "name", "cache", "progress")
+_OPTIONS = (*_NAMED, *MIXED_OPTIONS, *(name for name in EXTRA_OPTIONS if name != "dims"))  # Dynamo decides which sizes vary
 _MOST_PROGRAMS = 64  # of one graph, for the weights of several modules of one class
 _MOST_NUMBERS = 8  # of them that a graph is compiled for
 _MOST_CHANGES = 2  # of a weight: it is an argument of the program from then on
@@ -45,7 +47,7 @@ def compile_graph(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Sequence[object]]:
-    """What runs a graph of Dynamo; `options` are those of `prefuse.compile`.
+    """What runs a graph of Dynamo; `options` are those of `prefuse.compile` but `args`, `kwargs`, `states` and `dims`.
 
     Parameters and buffers are constants of the program. Where one of them has been changed since, in place (`load_state_dict`,
     a step of an optimizer) or by another tensor in its place, the graph is compiled again, and after the second time it is an
@@ -54,8 +56,9 @@ def compile_graph(
     weights under `torch.no_grad()` instead.
 
     Raises:
-        OptionError: an option is unknown, or a mode is given, which those of torch's own backend are.
+        OptionError: an option is unknown, or a `mode` is given: modes are of torch's own backend.
     """
+    check_names(options or {}, _OPTIONS)
     if mode is not None:
         fix = 'leave it out, or say what you want as options={"precision": "bfloat16"}'
         raise OptionError("mode", f"{mode!r} is one of torch's own backend", fix)

@@ -16,9 +16,11 @@ from ...runtime.generation.generator_file import Parts
 from ...runtime.generation.loop import GenerationLibrary
 from ...runtime.generation.session import Limits
 from ...runtime.interchange import is_integer
+from ...runtime.precision import PRECISIONS
 from ...runtime.target import Target
 from ..api import compile_model
 from ..programs.builder import Progress
+from ..programs.options import QUANTIZATIONS, check_names
 from ..programs.specialize import SpecializedModel
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from ...runtime.staged.staged_model import StagedModel
     from .onnx_step import Decoder
 
+_OPTIONS = ("pipeline", "profile", "threads", "tuning", "weights")
+_ARGUMENTS = ("max_tokens", "prefill", "batch", "target", "precision", "name", "cache", "progress")
 _MOST_TOKENS = 1 << 24  # of a sequence
 _CHECKED = 7  # tokens that a file with recurrent states is given at once
 _HOST = "cpu:avx2,threads=1"  # what chooses tokens that a GPU's program makes the logits of
@@ -55,6 +59,10 @@ def compile_generation(
     counts = _counts(prefill, most)
     if options.get("memory_limit") is not None:
         raise OptionError("memory_limit", "a step of generation reads all weights", "leave it out, or use weights='int8'")
+    check_names(options.keys() - {"memory_limit"}, _OPTIONS, _ARGUMENTS)
+    if precision in QUANTIZATIONS:
+        what = f"no generator is made in {precision!r}, whose ranges are found without a past"
+        raise OptionError("precision", what, f"use weights='int8', with one of {', '.join(map(repr, PRECISIONS))}")
     if options.get("weights") is not None and Target.parse(target).is_gpu:
         raise OptionError("weights", f"no kernel for {target} reads weights of few bits", "leave it out, or compile for a CPU")
     given = _Request(sequences, most, counts, target, precision, name or _name_of(model), cache, progress, options)

@@ -17,7 +17,7 @@ from ..driver import PlannedModel, plan_model
 from ..frontend.dimensions import is_dynamic
 from ..frontend.importer import import_model
 from ..programs.builder import Progress
-from ..programs.options import Options, parse_options, suggest
+from ..programs.options import Options, check_names, parse_options, suggest
 from ..programs.run_database import default_run_file
 from ..tuning.worker import Worker
 from .calibration import fit_coldness
@@ -25,7 +25,7 @@ from .prediction import Prediction
 from .predictor import Predictor
 
 _FLOATS, _BYTES = ("float32", "bfloat16", "float16"), ("int8", "uint8")  # between which values are converted
-_OPTIONS = ("memory_limit", "threads", "pipeline", "random", "tuning")
+_OPTIONS = ("memory_limit", "pipeline", "random", "threads", "tuning", "weights")
 
 
 def predict(
@@ -44,9 +44,7 @@ def predict(
     Raises:
         CompileError: the model or an option cannot be taken, or the database cannot be written.
     """
-    for name in options:
-        if name not in _OPTIONS:
-            raise OptionError(name, "unknown option", suggest(name, _OPTIONS))
+    check_names(options, _OPTIONS)
     for name, value in (("measure", measure), ("again", again)):
         if not isinstance(value, bool):
             raise OptionError(name, f"{value!r} is neither True nor False", "say whether kernels are to be measured")

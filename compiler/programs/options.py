@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...runtime.errors import OptionError
@@ -64,9 +64,7 @@ def parse_options(target: str, precision: str, extra: Mapping[str, object], *, q
     Raises:
         OptionError: an unknown option, or a value that an option does not take.
     """
-    for name in extra:
-        if name not in EXTRA_OPTIONS:
-            raise OptionError(name, "unknown option", suggest(name, (*EXTRA_OPTIONS, *_ARGUMENTS)))
+    check_names(extra, EXTRA_OPTIONS, _ARGUMENTS)
     if not isinstance(target, str):
         raise OptionError("target", f"{target!r} is not a string", 'use "cpu"')
     threads, pipeline = extra.get("threads"), extra.get("pipeline")
@@ -85,6 +83,19 @@ def parse_options(target: str, precision: str, extra: Mapping[str, object], *, q
     weights = parse_weights(extra.get("weights"), parsed)
     limit = parse_memory_limit(extra.get("memory_limit"))
     return Options(parsed, exactness, pipeline, random, profile, configurations, weights, quantization, limit)
+
+
+def check_names(given: Iterable[str], known: Sequence[str], others: Sequence[str] = ()) -> None:
+    """Check the names of options; `others` are arguments that the caller takes by themselves, which a user may have misspelt.
+
+    Raises:
+        OptionError: one is not known here, though perhaps elsewhere.
+    """
+    for name in given:
+        if name not in known:
+            if name in EXTRA_OPTIONS or name in _ARGUMENTS:
+                raise OptionError(name, "is no option here", f"leave it out; there are {', '.join(known)}")
+            raise OptionError(name, "unknown option", suggest(name, (*known, *others)))
 
 
 def _precision_beside_int8(target: Target) -> Precision:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from ...runtime.errors import InputError, OptionError
 from ..programs.builder import Progress
-from ..programs.options import parse_options, suggest
+from ..programs.options import check_names, parse_options
 from ..programs.tuning_database import default_database
 
 if TYPE_CHECKING:
     from .tuner import Tuned
 
-_OPTIONS = ("threads", "pipeline")
+_OPTIONS = ("pipeline", "threads", "weights")
 
 
 def tune(
@@ -35,9 +35,7 @@ def tune(
     Raises:
         CompileError: the model or an option cannot be taken, or the database cannot be read or written.
     """
-    for name in options:
-        if name not in _OPTIONS:
-            raise OptionError(name, "unknown option", suggest(name, _OPTIONS))
+    check_names(options, _OPTIONS)
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
         raise OptionError("seconds", f"{seconds!r} is no time", "give the seconds to measure, more than 0")
     if database is not None and not isinstance(database, (str, os.PathLike)):

@@ -206,6 +206,8 @@ def test_torch_runs_the_rest(function: Callable[[torch.Tensor], torch.Tensor], r
     [
         ({"options": {"precison": "float32"}}, "precison"),
         ({"options": {"precision": "float33"}}, "float33"),
+        ({"options": {"states": {}}}, "states: is no option here"),
+        ({"options": {"dims": {}}}, "dims: is no option here"),
         ({"mode": "max-autotune"}, "'max-autotune' is one of torch's own backend"),
     ],
 )

@@ -73,7 +73,8 @@ def test_kernels_are_measured_where_that_is_asked_for(path: Path, monkeypatch: p
     ("arguments", "message"),
     [
         ({"thread": 1}, "did you mean 'threads'"),
-        ({"profile": True}, "unknown option"),
+        ({"profile": True}, "profile: is no option here"),
+        ({"weights": "int3"}, "unknown weights"),
         ({"measure": 1}, "measure.*neither True nor False"),
         ({"again": "yes"}, "again.*neither True nor False"),
         ({"database": 3}, "no file"),
@@ -86,6 +87,14 @@ def test_kernels_are_measured_where_that_is_asked_for(path: Path, monkeypatch: p
 def test_wrong_arguments(path: Path, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(CompileError, match=message):
         prefuse.predict(path, **arguments)
+
+
+def test_weights_of_few_bits_take_less_memory() -> None:
+    graph = "main (float[4,256] x) => (float[4,256] y) { y = MatMul(x, w) }"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {graph}')
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((256, 256), np.float32), "w"))
+    plain, packed = prefuse.predict(model), prefuse.predict(model, weights="int8")
+    assert packed.memory.weights_bytes < plain.memory.weights_bytes / 3
 
 
 def test_a_module_must_be_exported_first() -> None:

@@ -172,7 +172,8 @@ def test_python_tunes_as_the_command_line_does(path: Path, monkeypatch: pytest.M
     [
         ({"seconds": 0}, "no time"),
         ({"seconds": "1"}, "no time"),
-        ({"random": True}, "unknown option"),
+        ({"random": True}, "random: is no option here"),
+        ({"weights": "int3"}, "unknown weights"),
         ({"database": 3}, "no file"),
         ({"target": "cuda:sm_90"}, "cannot be tuned"),
         ({"progress": 3}, "cannot be called"),

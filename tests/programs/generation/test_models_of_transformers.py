@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import prefuse
 import pytest
 import torch
+from click.testing import CliRunner
+from prefuse.compiler.cli import cli
 from prefuse.runtime.errors import OptionError, UnsupportedModelError
 
 pytest.importorskip("transformers")
@@ -87,10 +90,13 @@ def test_models_of_other_threads_keep_their_masks() -> None:
     assert ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] is THEIRS
 
 
-def test_a_model_in_training_stays_so() -> None:
+def test_a_model_in_training_stays_so_and_its_file_is_inspected(tmp_path: Path) -> None:
     model = language_model(n_positions=32, n_embd=16, n_layer=1, n_head=2).train()
     model.transformer.h.eval()
-    prefuse.compile_generation(model, max_tokens=8, prefill=(4,), cache=False)
+    generator = prefuse.compile_generation(model, max_tokens=8, prefill=(4,), cache=False)
+    generator.save(tmp_path / "model.prefuse")
+    said = CliRunner().invoke(cli, ["inspect", str(tmp_path / "model.prefuse")], catch_exceptions=False)
+    assert said.output.split() == generator.report().split()
     assert model.training
     assert model.transformer.drop.training
     assert not model.transformer.h[0].training
@@ -108,6 +114,18 @@ def rwkv() -> Any:
 def test_models_that_generate_no_text(model: Callable[[], object], kind: type[Exception]) -> None:
     with pytest.raises(kind):
         prefuse.compile_generation(model(), max_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"calibration": []}, "calibration: is no option here; leave it out"),
+        ({"precision": "int8"}, "no generator is made in 'int8'"),
+    ],
+)
+def test_what_compile_alone_takes(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        prefuse.compile_generation(torch.nn.Linear(2, 2), max_tokens=8, **option)
 
 
 def test_an_error_of_the_model_itself_is_named() -> None:
