@@ -19,6 +19,7 @@ import onnx_ir as ir
 from ...runtime.errors import InputError
 from ...runtime.interchange import as_array
 from ..ir.facts import dtype_name
+from ..ir.states import refuse_states
 from ..programs.array_files import read_arrays, typed
 from ..programs.digest import array_digest, arrays_digest, combine
 
@@ -68,6 +69,12 @@ def _iterable(data: object) -> Iterable[object]:
         what = f"{type(data).__name__} given"
         raise InputError(_WHERE, what, "give an iterable of batches, such as a list of one, or the path of an .npz file")
     return data
+
+
+def check_stateless(model: ir.Model) -> None:
+    """Raise UnsupportedModelError for a model with states, of which batches do not show what calls will have kept."""
+    what = "ranges of tensors are taken from data, which do not show what calls will have kept"
+    refuse_states(model, what, 'use precision="bfloat16", or weights="int8"')
 
 
 class Batches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .batches import data_digest, repeatable
+from .batches import check_stateless, data_digest, repeatable
 from .calibration import Progress
 from .units import UnitFormat
 
@@ -30,12 +30,13 @@ class UniformQuantizer:
         self.digest = "assumed" if data is None else data_digest(self._data)
 
     def __call__(self, model: ir.Model, progress: Progress | None = None) -> ir.Model:
-        """A quantized copy of a model. Raises as `calibrate`."""
+        """A quantized copy of a model. Raises as `calibrate`, and UnsupportedModelError for states to be calibrated."""
         from .quantizer import calibrate, uncalibrated  # imports the passes' runner
 
         if self._form == "int8-rows" and self._data is None:
             found = uncalibrated(model, self._target)
             return found.place(found.uniform("int8-rows"))
+        check_stateless(model)
         calibrated = calibrate(model, self._data, self._target, progress=progress)
         rows = calibrated.uniform("int8-rows") if self._form == "int8-rows" else {}
         return calibrated.place({**calibrated.uniform(), **rows})

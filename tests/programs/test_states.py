@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from onnx import parser
 from prefuse.compiler.debugging.oracle import random_inputs, relative_error, run_model
 from prefuse.compiler.ir.facts import has_static_type, tensor_type
-from prefuse.runtime.errors import InputError, OptionError
+from prefuse.runtime.errors import InputError, OptionError, UnsupportedModelError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import Copy
 from prefuse.runtime.plan_checker import check_plan
@@ -251,6 +251,14 @@ def test_buffers_that_a_module_changes_are_states() -> None:
     for name in states:
         np.testing.assert_allclose(states[name].astype(float), getattr(wanted, name).detach().double().numpy(), rtol=1e-5)
     assert net.states["count"] == 0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("precision", ["int8", "mixed"])
+def test_ranges_from_data_and_buffers_that_change_do_not_go_together(precision: str) -> None:
+    data = [(np.ones((1, 4), np.float32), np.array([3]))]
+    net = prefuse.compile(Memory().eval(), precision=precision, calibration=data, cache=False)
+    with pytest.raises(UnsupportedModelError, match=r"states: ranges of tensors are taken from data, .*; use precision"):
+        net(torch.randn(1, 4), torch.tensor([3]))
 
 
 def test_a_module_has_a_session_of_its_own() -> None:

@@ -9,7 +9,7 @@ from ....runtime.errors import InputError
 from ...programs.builder import CompileModel
 from ...programs.digest import combine
 from ...programs.options import Options
-from ...quantization.batches import data_digest, repeatable
+from ...quantization.batches import check_stateless, data_digest, repeatable
 from .plan import BitsPlan
 from .request import Request
 
@@ -37,7 +37,7 @@ class MixedQuantizer:
         """The graph of a model, which stays as it is, with formats.
 
         Raises:
-            As `search`; and InputError if the model has symbolic dimensions.
+            As `search`; InputError if the model has symbolic dimensions; UnsupportedModelError if it has states.
         """
         from ...frontend.dimensions import is_dynamic
         from .search import planned, search  # imports TVM
@@ -47,6 +47,7 @@ class MixedQuantizer:
             raise InputError(
                 "model", what, "give it concrete shapes: prefuse bits --shape NAME=SIZES, or example inputs as `args`"
             )
+        check_stateless(model)
         fixed = planned(model, self._data, self._options, self._request, progress)
         if fixed is not None:
             return fixed
