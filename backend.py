@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .runtime.executor import CompiledModel
     from .runtime.staged.staged_model import StagedModel
 
+_INDICES = ("", "0")  # of devices of a kind
 _TARGETS = {"CPU": "cpu", "CUDA": "cuda"}  # of the devices, as ONNX names them
 _ARGUMENTS = ("target", "precision", "calibration", "states", "name", "cache", "progress")  # of prefuse.compile, beside options
 _OF_RUNNER = ("rtol", "atol")  # what ONNX's test runner gives to whoever is there
@@ -74,7 +75,10 @@ class PrefuseBackend(Backend):
             CompileError: it is no valid model, or an argument is not one of `prefuse.compile`.
         """
         if not cls.supports_device(device):
-            raise UnsupportedByBackendError(UnsupportedModelError("device", f"no {device} device", "use CPU"))
+            what, fix = f"no {device} device", "use CPU"
+            if device.startswith("CUDA:") and cls.supports_device("CUDA"):
+                what, fix = f"{device}: the first GPU alone is used", "use CUDA:0, and CUDA_VISIBLE_DEVICES to say which it is"
+            raise UnsupportedByBackendError(UnsupportedModelError("device", what, fix))
         arguments = {name: value for name, value in kwargs.items() if name not in _OF_RUNNER}
         return PrefuseRep(model, _TARGETS[device.split(":")[0]], arguments)
 
@@ -103,11 +107,12 @@ class PrefuseBackend(Backend):
     @classmethod
     def supports_device(cls, device: str) -> bool:
         """Whether this machine has a device, named as ONNX names them, and prefuse compiles for it."""
+        kind, _, index = device.partition(":")
         try:
-            Target.parse(_TARGETS[device.split(":")[0]])
+            Target.parse(_TARGETS[kind])
         except (KeyError, OptionError):
             return False
-        return True
+        return index in _INDICES
 
 
 def _supported(function: Any, *args: Any, **kwargs: Any) -> Any:

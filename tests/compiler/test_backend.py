@@ -8,6 +8,7 @@ import prefuse.backend as backend
 import pytest
 from onnx import parser
 from prefuse.runtime.errors import InputError, OptionError
+from prefuse.runtime.target import Target
 
 TEXT = (
     """<ir_version: 10, opset_import: ["": 21]> main (float[64,64] x, float[64,64] w) => (float[64,64] y) { y = MatMul(x, w) }"""
@@ -42,3 +43,13 @@ def test_inputs_by_name() -> None:
         rep.run({"wrong": x})
     with pytest.raises(InputError, match="w not given"):
         rep.run({"x": x})
+
+
+def test_the_first_device_alone_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert backend.supports_device("CPU:0")
+    assert not backend.supports_device("CPU:1")
+    monkeypatch.setattr("prefuse.runtime.target._installed_gpu", lambda kind: "sm_90")
+    assert backend.supports_device("CUDA:0")
+    assert Target.parse("cuda").level == "sm_90"
+    with pytest.raises(backend.UnsupportedByBackendError, match="the first GPU alone is used; use CUDA:0"):
+        backend.prepare(parser.parse_model(TEXT), device="CUDA:1")
