@@ -5,11 +5,13 @@
     net.save("model.prefuse")
     net = prefuse.load("model.prefuse")
 
-Importing it loads neither torch nor TVM; they load when they are needed.
+Importing it loads neither torch nor TVM; they load when they are needed. Pages named here, as docs/api.md, are in the repository.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .runtime.errors import (
@@ -27,27 +29,35 @@ from .runtime.errors import (
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from .compiler.predictor.prediction import Prediction
     from .compiler.programs.specialize import SpecializedModel
     from .compiler.tuning.tuner import Tuned
     from .runtime.executor import CompiledModel
     from .runtime.generation.generator import Generator
+    from .runtime.generation.session import Session
     from .runtime.loading.load import Loaded
+    from .runtime.program_set.program_set import ProgramSet
     from .runtime.staged.staged_model import StagedModel
 
 __version__ = "0.1.0"
 __all__ = [
     "ArenaMemoryError",
     "CompileError",
+    "CompiledModel",
     "DeviceError",
+    "Generator",
     "InputError",
     "InvalidModelError",
     "MemoryLimitError",
     "OptionError",
     "ProgramFileError",
+    "ProgramSet",
     "ScratchFileError",
+    "Session",
+    "SpecializedModel",
+    "StagedModel",
     "UnsupportedModelError",
     "__version__",
     "compile",
@@ -57,6 +67,23 @@ __all__ = [
     "predict",
     "tune",
 ]
+# The types of results, by the module that has each: imported when they are asked for.
+_RESULTS = {
+    "CompiledModel": ".runtime.executor",
+    "Generator": ".runtime.generation.generator",
+    "ProgramSet": ".runtime.program_set.program_set",
+    "Session": ".runtime.generation.session",
+    "SpecializedModel": ".compiler.programs.specialize",
+    "StagedModel": ".runtime.staged.staged_model",
+}
+
+
+if not TYPE_CHECKING:  # to which any name would be known
+
+    def __getattr__(name: str) -> object:
+        if name in _RESULTS:
+            return getattr(import_module(_RESULTS[name], __name__), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def compile(
@@ -73,7 +100,7 @@ def compile(
     progress: bool | Callable[[str, float], None] | None = None,
     **options: object,
 ) -> CompiledModel | StagedModel | SpecializedModel:
-    """Compile a model into something that can be called like it.
+    """Compile a model into something that can be called like it; docs/api.md says more of options, errors and results.
 
     Args:
         model: an `nn.Module`, compiled as in evaluation mode at its first call, once per input signature, or at once if `args`
@@ -81,25 +108,25 @@ def compile(
             once per input shape where it has symbolic dimensions. The weights are read now: later changes do not count.
         args, kwargs: example positional and keyword inputs.
         target: "cpu" (this machine), "cpu:avx2" or so; "cuda" (this GPU), "cuda:sm_90", "rocm:gfx942"; "cuda-sim", "rocm-sim".
-        precision: "float32", whose error against float64 is at most twice that of ONNX Runtime in float32; "float32-fast", at
-            most 2e-5, relative to the norm of each output; "bfloat16" and "float16", in which products read their operands;
-            "int8", "int8-rows": ranges of tensors by `calibration`, or of rows (docs/quantization.md); "mixed" (docs/bits.md).
+        precision: "float32", whose error against float64 is at most twice that of ONNX Runtime in float32; "float32-fast", about
+            2e-5 of an output's norm (docs/semantics.md); "bfloat16", "float16", in which products read their operands; "int8",
+            "int8-rows", by ranges of tensors, or of rows (docs/quantization.md); "mixed". Which to choose: docs/performance.md.
         calibration: batches of inputs like those of later calls: an iterable of mappings by name, tuples, or arrays, or the path
             of an .npz file or folder. Without it "int8" and "mixed" assume random ones; "int8-rows" leaves convolutions float.
         states: {output: input}: what sessions keep from call to call (docs/memory.md), as buffers that a module changes.
         name: what reports call the program.
         cache: whether compiled programs are kept on disk: True is $PREFUSE_CACHE or the platform's folder for caches.
         progress: True shows a bar; a function is called with the stage and the fraction done.
-        options: `threads` (int), of one call; `pipeline` (str), the passes to run instead of the default ones; `random` (bool),
-            whether the model may draw random numbers: without it, such a model is refused; `profile` (bool), whether the program
-            shall have the counters that `profile` on the result needs; `tuning` (bool or path), the file of `tune` whose findings
-            are used: True is the default one, False uses none at all; `weights` ("int8" or "int4"), what large float32 weights of
-            products are stored as; `memory_limit` ("25%"); `dims` (docs/shapes.md); `max_error`, `metric`, `objective`, `bits`.
+        options: `threads` (int) of a call, also of a file that is loaded; left out: all cores. `profile` (bool), counters: False.
+            `weights` ("int8", "int4"), of products from 16,384 elements on: as they come. `pipeline` (str), passes: "default".
+            `memory_limit` (bytes, "600MiB", "25%"), of weights and activations of one caller: none.
+            `dims` ({"N": (1, 64)}), a few programs for ranges of sizes (docs/shapes.md): a program for each size.
+            `random` (bool), may draw random numbers: False. `tuning` (bool or path), findings of `tune`: True, the default file.
+            Of "mixed": `max_error` (float): 1e-2. `metric`: "relative". `objective`: "latency". `bits` (a plan): none.
 
     Returns:
         A callable: inputs in order or by name, NumPy arrays or torch tensors. An `nn.Module` gives its own output structure,
-        everything else one array or a tuple of them, where a sequence is a list of arrays and an empty optional None. A model
-        whose control flow or shapes depend on the data of a run is compiled in stages; `report()` lists them.
+        everything else one array or a tuple of them, where a sequence is a list of arrays and an empty optional None.
 
     Raises:
         CompileError: the model, an option or an input cannot be taken; it says where, what, and what to do.
@@ -144,7 +171,7 @@ def compile_generation(
         prefill: how many tokens of a prompt are read at once: a program each. A rest is filled up to the next of them,
             or, where a model has recurrent states, read one by one.
         batch: sequences of a call, of any lengths each.
-        target: "cpu" (this machine), or a level such as "cpu:avx2".
+        target: as for `compile`.
         precision: "float32", "float32-fast", "bfloat16" or "float16", as for `compile`.
         name, cache, progress: as for `compile`.
         options: `threads`, `weights` ("int8" or "int4"), `pipeline`, `profile` and `tuning`, as for `compile`.
@@ -191,11 +218,12 @@ def tune(
             and without control flow that needs several programs.
         seconds: how long to measure.
         target: the one to compile for later, as for `compile`, on this machine's CPU.
-        precision: likewise.
+        precision: "float32", "float32-fast", "bfloat16" or "float16"; to tune a quantized model, quantize it before (`prefuse
+            quantize`).
         database: the file of findings: `tuning` of `compile`. None is one in the folder of the cache, which is used by default.
         again: measure also what has been measured before.
         progress: as for `compile`.
-        options: `threads` and `pipeline`, as for `compile`.
+        options: `threads`, `weights` and `pipeline`, as for `compile`.
 
     Returns:
         What is known now of the kernels that can be computed in several ways, those found now first.
@@ -237,13 +265,13 @@ def predict(
         model: an ONNX file, its bytes, a `ModelProto`, an `onnx_ir.Model` or a `torch.export.ExportedProgram`, of static shapes
             and without control flow that needs several programs.
         target: as for `compile`. One that names another machine, as "cpu:avx512,machine=zen4", is estimated.
-        precision: as for `compile`.
+        precision: likewise "float32", "float32-fast", "bfloat16" or "float16"; quantize a model before, or use `prefuse predict`.
         measure: whether to measure the kernels that were not measured before, about a second each; all later predictions know
             them.
         again: whether to measure those, too, that were measured before; the shorter times count.
         database: the file of what was measured. None is one in the folder of the cache.
         progress: as for `compile`.
-        options: `threads`, `pipeline`, `random`, `tuning` and `memory_limit`, as for `compile`.
+        options: `threads`, `weights`, `pipeline`, `random`, `tuning` and `memory_limit`, as for `compile`.
 
     Returns:
         The time of a call among many in microseconds, its memory, and its steps with the source of each time.
@@ -268,7 +296,9 @@ def predict(
 def load(path: str | os.PathLike[str]) -> Loaded:
     """Load a `.prefuse` file, without torch or a compiler.
 
-    It holds native code that runs with your rights: load only files that you trust, and exchange ONNX with strangers.
+    It holds native code that runs with your rights: load only files that you trust, and exchange ONNX with strangers. It runs
+    where its target's features are, in as many threads as it was compiled for, with the very version of apache-tvm that made it
+    (docs/deployment.md). Weights are read from the file as they are needed: put another in its place by a rename, as `save` does.
 
     Args:
         path: a file that `save` or `prefuse compile` has written.
@@ -276,11 +306,8 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     Raises:
         CompileError: no such file, a corrupt one, or one for another CPU or version; or a package that programs need is missing.
     """
-    try:
+    with _naming_packages():
         from .runtime.loading.load import load
-    except ModuleNotFoundError as error:
-        what = f"the package {error.name} is not installed"
-        raise CompileError("load", what, "programs need numpy, ml_dtypes and apache-tvm, for TVM's runtime library") from error
     return load(path)
 
 
@@ -288,8 +315,18 @@ def load_generator(path: str | os.PathLike[str]) -> Generator:
     """Load a file that `save` of a generator has written, without torch or a compiler; what `load` says holds for it, too.
 
     Raises:
-        CompileError: no such file, a corrupt one, or one for another CPU or version.
+        CompileError: as for `load`.
     """
-    from .runtime.generation.generator import load_generator
-
+    with _naming_packages():
+        from .runtime.generation.generator import load_generator
     return load_generator(path)
+
+
+@contextmanager
+def _naming_packages() -> Iterator[None]:
+    """Raise CompileError where what is imported inside needs a package that is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        what = f"the package {error.name} is not installed"
+        raise CompileError("load", what, "programs need numpy, ml_dtypes and apache-tvm, for TVM's runtime library") from error

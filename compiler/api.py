@@ -77,7 +77,7 @@ def compile_model(
         fix = 'use precision="bfloat16", or weights="int8"'
         raise OptionError("states", f"precision {precision!r} has none: its ranges are found without a past", fix)
     if calibration is not None and not checked.quantization:
-        fix = f"use precision={', '.join(map(repr, QUANTIZATIONS))}, or leave it out"
+        fix = f"use precision={' or '.join(map(repr, QUANTIZATIONS))}, or leave it out"
         raise OptionError("calibration", f"data given for {precision}, which needs none", fix)
     if mixed and checked.quantization != MIXED:
         name_of, given = next(iter(mixed.items()))

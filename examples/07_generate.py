@@ -16,7 +16,7 @@ def main() -> None:
     torch.manual_seed(0)
     sizes = {"n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 4, "initializer_range": 0.3}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=96, bos_token_id=0, eos_token_id=1, tie_word_embeddings=False, **sizes)).eval()
-    generator = prefuse.compile_generation(model, max_tokens=64, prefill=(16,), batch=2, weights=None)
+    generator = prefuse.compile_generation(model, max_tokens=64, prefill=(16,), batch=2)
 
     prompts = [[5, 90, 3, 17, 44], [9, 33]]  # token numbers, as a tokenizer gives them
     made = generator.generate(prompts, 12)  # greedy; stop=... ends a text at tokens

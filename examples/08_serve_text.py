@@ -7,11 +7,10 @@ import json
 
 import numpy as np
 import prefuse
-from prefuse.runtime.generation.session import Session
 from transformers import GPT2Config, GPT2LMHeadModel
 
 
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pool: asyncio.Queue[Session]) -> None:
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pool: asyncio.Queue[prefuse.Session]) -> None:
     """Take {"tokens": [...], "n": ..., "stop": [...]}, send each token, then how it ended; who leaves ends the text."""
     loop, session = asyncio.get_running_loop(), None
 
@@ -45,7 +44,7 @@ async def main() -> None:
     """Serve four clients at once with two sessions; one of them asks for what cannot be."""
     model = GPT2LMHeadModel(GPT2Config(vocab_size=96, n_positions=64, n_embd=32, n_layer=1, n_head=4, bos_token_id=0)).eval()
     generator = prefuse.compile_generation(model, max_tokens=64, prefill=(16,), threads=1)
-    pool = asyncio.Queue[Session]()
+    pool = asyncio.Queue[prefuse.Session]()
     for _ in range(2):
         pool.put_nowait(generator.session())
     async with await asyncio.start_server(lambda reader, writer: answer(reader, writer, pool), "127.0.0.1", 0) as server:

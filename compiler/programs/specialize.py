@@ -187,6 +187,21 @@ class SpecializedModel(Shared):
         """Names and types of the outputs of the only specialisation."""
         return self._only("outputs").outputs
 
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the inputs of the only specialisation, in order."""
+        return self._only("input_names").input_names
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs of the only specialisation, in order."""
+        return self._only("output_names").output_names
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the passes said while compiling the specialisations in memory, each line once."""
+        return tuple(dict.fromkeys(remark for model in self.programs for remark in model.remarks))
+
     def report(self) -> str:
         """The report of every specialisation in memory, the one used last at the end."""
         return "\n\n".join(one.model.report() for one in self._ready()) or "not compiled yet: it is at its first call"

@@ -177,6 +177,10 @@ def test_example_inputs_compile_a_module_at_once(cache: Path, tmp_path: Path) ->
     x = torch.randn(2, 4)
     net = prefuse.compile(Scaled(), args=(x,), kwargs={"relu": True}, cache=cache)
     assert [port.name for port in net.inputs] == ["x"]
+    assert (net.input_names, net.output_names) == (("x",), tuple(port.name for port in net.outputs))
+    assert isinstance(net, prefuse.SpecializedModel)
+    (program,) = net.programs
+    assert net.remarks == tuple(dict.fromkeys(program.remarks))
     net.save(tmp_path / "m.prefuse")
     again: Any = prefuse.load(tmp_path / "m.prefuse")
     scaled, _ = again(x)
@@ -279,6 +283,11 @@ def test_options_are_checked(options: dict[str, object], message: str) -> None:
         prefuse.compile(parser.parse_model(STATIC), **options)  # type: ignore[arg-type]  # wrong on purpose
 
 
+def test_arguments_are_no_options() -> None:
+    with pytest.raises(OptionError, match="states: is no option here; leave it out"):
+        parse_options("cpu", "float32", {"states": {}})
+
+
 def test_whole_numbers_may_be_those_of_numpy() -> None:
     numbers = {"threads": 2, "memory_limit": 1 << 20}
     found = parse_options("cpu", "float32", {name: np.int64(number) for name, number in numbers.items()})
@@ -315,6 +324,12 @@ def _run(program: str) -> str:
 def test_importing_is_light() -> None:
     program = "import sys, prefuse; print([m for m in ('numpy', 'torch', 'tvm', 'onnx', 'onnx_ir') if m in sys.modules])"
     assert _run(program) == "[]"
+
+
+def test_everything_exported_is_there() -> None:
+    assert [name for name in prefuse.__all__ if getattr(prefuse, name, None) is None] == []
+    with pytest.raises(AttributeError, match="no attribute 'compiled'"):
+        getattr(prefuse, "compiled")  # noqa: B009  # mypy knows that it is not there
 
 
 def test_a_second_process_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,12 +423,12 @@ def test_a_target_that_this_machine_lacks_is_refused_before_anything_is_compiled
         prefuse.compile(parser.parse_model(STATIC), target="cpu:avx512", cache=False)
 
 
-@pytest.mark.parametrize("package", ["numpy", "ml_dtypes"])
-def test_loading_names_the_package_that_is_missing(package: str) -> None:
+@pytest.mark.parametrize(("package", "load"), [("numpy", "load"), ("ml_dtypes", "load"), ("ml_dtypes", "load_generator")])
+def test_loading_names_the_package_that_is_missing(package: str, load: str) -> None:
     code = (
         f"import sys; sys.modules[{package!r}] = None\n"
         "import prefuse\n"
-        "try: prefuse.load('net.prefuse')\n"
+        f"try: prefuse.{load}('net.prefuse')\n"
         "except prefuse.CompileError as error: print(error)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
