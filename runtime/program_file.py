@@ -423,6 +423,7 @@ def _check_target(text: str, code: str, library: bytes) -> None:
         check_binary(library, target, code)
     missing = target.missing_features()
     if missing:
+        general = "" if "avx2" in missing else ', or with target="cpu:avx2", which this one runs, too'
         raise ProgramFileError(
-            "target", f"compiled for {text}; this CPU lacks {', '.join(missing)}", f"{RECOMPILE} on this machine"
+            "target", f"compiled for {text}; this CPU lacks {', '.join(missing)}", f"{RECOMPILE} on this machine{general}"
         )

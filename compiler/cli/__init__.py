@@ -83,10 +83,13 @@ def main() -> None:
 
 
 def fail(error: CompileError) -> None:
-    """Print a fault, as JSON on stdout where --json was asked for, and exit with status 1."""
+    """Print a fault, as JSON on stdout where --json was asked for, and exit with status 1. An option that was given is named as
+    it was."""
+    option = f"--{error.where.replace('_', '-')}"
+    where = option if any(argument.partition("=")[0] == option for argument in sys.argv) else error.where
     if "--json" in sys.argv:
-        parts = {"kind": type(error).__name__, "where": error.where, "what": error.what, "fix": error.fix}
+        parts = {"kind": type(error).__name__, "where": where, "what": error.what, "fix": error.fix}
         click.echo(json.dumps({"error": parts}, indent=2))
     else:
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {str(error).replace(error.where, where, 1)}", err=True)
     sys.exit(1)

@@ -25,6 +25,8 @@ from .common import (
     PRECISION,
     SEED,
     SHAPES,
+    TARGET,
+    TOLERANCE_TEXT,
     CompileArguments,
     Shapes,
     compile_graph,
@@ -43,10 +45,10 @@ _LOWERING = "lowering"  # what comes after the last graph pass: plan passes, ker
     "--pipeline", default=DEFAULT_PIPELINE, show_default="those of prefuse compile", help="The passes to try, in order."
 )
 @click.option("--engine", type=click.Choice(["onnxruntime", "reference"]), default="onnxruntime", show_default=True)
-@click.option("--tolerance", default=1e-4, show_default=True, help="Largest relative error that counts as equal.")
+@click.option("--tolerance", type=float, help=f"Largest relative error that counts as equal; if left out, {TOLERANCE_TEXT}.")
 @INPUTS
 @SEED
-@click.option("--target", default="cpu", show_default=True, help="What to compile for.")
+@TARGET
 @PRECISION
 @SHAPES
 @JSON
@@ -54,7 +56,7 @@ def command(
     model: Path,
     pipeline: str,
     engine: Engine,
-    tolerance: float,
+    tolerance: float | None,
     inputs_path: Path | None,
     seed: int,
     target: str,
@@ -67,17 +69,18 @@ def command(
     After the graph passes the native program itself is tried, as the stage "lowering". Exits with status 1 if anything is wrong.
     """
     refuse_program(model, "bisect")
+    arguments = CompileArguments(target, precision, random=True, pipeline=pipeline, no_cache=True)
+    most = arguments.tolerance if tolerance is None else tolerance
     graph = concrete_model(model, shapes)
     types = {str(value.name): "" if value.dtype is None else value.dtype.numpy().name for value in graph.graph.inputs}
     inputs = read_inputs(inputs_path, types) if inputs_path else random_inputs(graph, seed)
     passes = [one for one in parse_pipeline(named_pipeline(pipeline), PASSES) if isinstance(one, Pass)]
     found = bisect_pipeline(
-        graph, passes, Context(Target.parse(target), precision=parse_precision(precision)), inputs, tolerance, engine
+        graph, passes, Context(Target.parse(target), precision=parse_precision(precision)), inputs, most, engine
     )
     if found.pass_name is None:
-        arguments = CompileArguments(target, precision, random=True, pipeline=pipeline, no_cache=True)
-        found = _try_program(graph, inputs, engine, tolerance, arguments)
-    show(as_json, {**asdict(found), "pipeline": format_pipeline(passes)}, _describe(found, tolerance))
+        found = _try_program(graph, inputs, engine, most, arguments)
+    show(as_json, {**asdict(found), "pipeline": format_pipeline(passes)}, _describe(found, most))
     sys.exit(0 if found.pass_name is None else 1)
 
 

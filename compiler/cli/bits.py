@@ -21,7 +21,7 @@ from ..bits.mixed.search import search
 from ..pipeline.pages import check_installed
 from ..pipeline.progress import ConsoleProgress
 from ..programs.options import MIXED, parse_options
-from .common import JSON, MODEL, SHAPES, THREADS, Shapes, concrete_model, refuse_program, show, table
+from .common import JSON, MODEL, SHAPES, TARGET, THREADS, Shapes, concrete_model, refuse_program, show, table
 from .output import check_output
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ def _parse_overrides(context: click.Context, parameter: click.Parameter, texts: 
     "--set", "overrides", multiple=True, callback=_parse_overrides, metavar="PATTERN=FORMAT",
     help="The format of all units whose names match, such as *attention*=bfloat16. May be repeated.",
 )  # fmt: skip
-@click.option("-o", "--output", type=_PATHS, help="Write the plan here, for --bits and for bits= of prefuse.compile.")
+@click.option("-o", "--output", type=_PATHS, help="Write the plan here, for --bits of this and other verbs.")
 @click.option("--html", "html_path", type=_PATHS, help="Write a page with drawings and all numbers.")
 @click.option("--png", "png_path", type=_PATHS, help="Draw the Pareto front and sensitivity by depth.")
-@click.option("--target", default="cpu", show_default=True, help="As for prefuse compile; this machine must run it.")
+@TARGET
 @THREADS
 @SHAPES
 @JSON
@@ -86,6 +86,10 @@ def command(
 
     Programs of one format are compiled and measured, and mixtures of them; of four or more batches every fourth is held out, and
     errors are measured on these. A mixture is taken only if no program of one format within the error is better in the same run.
+    prefuse compile MODEL --bits PLAN compiles what -o has written.
+
+    A unit is a product with constant weights, or "(all else)". Its damage in a format is the squared error that this makes of the
+    outputs; "ruin" says that they are no numbers any more.
     """
     refuse_program(model, "bits")
     paths = {"--output": output, "--html": html_path, "--png": png_path}

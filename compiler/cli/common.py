@@ -16,11 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from ...runtime.errors import InputError, InvalidModelError, OptionError
+from ...runtime.hardware import machine as machines
 from ...runtime.precision import PRECISIONS, WEIGHTS
 from ..api import build_graph, compile_ranges, drive, open_cache, quantizing
 from ..pipeline.progress import ConsoleProgress
 from ..programs.builder import Builder
-from ..programs.options import QUANTIZED, Options, parse_options
+from ..programs.options import MIXED, QUANTIZED, Options, parse_options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,6 +99,7 @@ class CompileArguments:
     weights: str | None = None
     calibration: Path | None = None
     memory_limit: str | None = None
+    bits: Path | None = None
 
     def options(self, *, profile: bool = False) -> Options:
         """Them as the compiler's options, for a program with counters if `profile`.
@@ -115,22 +117,40 @@ class CompileArguments:
             "memory_limit": self.memory_limit,
         }
         given = {key: value for key, value in extra.items() if value is not None}
-        options = parse_options(self.target, self.precision, given, quantizes=True)
+        if self.bits is not None and self.precision != "float32":
+            raise OptionError("--bits", f"given beside --precision {self.precision}", "leave out one of them: a plan has formats")
+        precision = self.precision if self.bits is None else MIXED
+        options = parse_options(self.target, precision, given, quantizes=True)
         if self.calibration is not None and not options.quantization:
             what = f"data given for {self.precision}, which needs none"
             raise OptionError("--calibration", what, f"use --precision {' or '.join(QUANTIZED)}, or leave it out")
         return options
 
+    def quantizing(self, builder: Builder) -> Builder:
+        """A builder that quantizes as they say, or the same one where they do not."""
+        if not builder.options.quantization:
+            return builder
+        return quantizing(builder, self.calibration, {} if self.bits is None else {"bits": self.bits})
 
-_TARGET = click.option(
+    @property
+    def tolerance(self) -> float:
+        """The error, relative to the norm of an output, within which results agree with those of a float32 model."""
+        return _COARSE if self.bits or self.weights else _TOLERANCES.get(self.precision, _COARSE)
+
+
+TARGET = click.option(
     "--target",
     default="cpu",
     show_default=True,
-    help="Compile for: cpu, cpu:avx2, cpu:avxvnni, cpu:avx512, cpu:avx512vnni, cpu:avx512bf16, cpu:amx, cuda, cuda:sm_90, "
-    "rocm:gfx942; or for GPUs that are simulated: cuda-sim, rocm-sim.",
+    help="What to compile for: cpu (this machine), or a level that it has of cpu:avx2, cpu:avxvnni, cpu:avx512, cpu:avx512vnni, "
+    "cpu:avx512bf16, cpu:amx; behind these ,threads=N and ,machine=NAME, the processor by which costs are estimated "
+    f"({', '.join(machines.names())}); cuda, cuda:sm_90, rocm:gfx942; or GPUs that are simulated: cuda-sim, rocm-sim.",
 )
+_COARSE = 0.1  # for 8 bits and fewer
+_TOLERANCES: dict[str, float] = {"float32": 1e-4, "float32-fast": 1e-3, "bfloat16": 3e-2, "float16": 1e-2}
+TOLERANCE_TEXT = ", ".join(f"{error:g} for {precision}" for precision, error in _TOLERANCES.items()) + f", else {_COARSE:g}"
 _EXACTNESS = (
-    "How exactly to compute: float32-fast allows errors of 2e-5 relative to the norm of an output; bfloat16 and float16 "
+    "How exactly to compute: float32-fast allows errors of about 2e-5 relative to the norm of an output; bfloat16 and float16 "
     "store what matrix products read in that type"
 )
 PRECISION = click.option(
@@ -144,33 +164,41 @@ _ANY_PRECISION = click.option(
     help=f"{_EXACTNESS}; int8 multiplies 8-bit numbers by ranges of --calibration, int8-rows by those of each row.",
 )
 _PIPELINE = click.option(
-    "--pipeline", help="The passes to run, such as canonicalize,fuse-epilogue{max-ops=4}; or default, or no-fusion."
+    "--pipeline",
+    help="The passes to run, such as canonicalize,fuse-epilogue{max-ops=4}; or default, or no-fusion. See prefuse opt --list.",
 )
 DATABASE = click.option(
     "--database",
     type=click.Path(path_type=Path),
     help="File with results of prefuse tune; one in the cache's folder if left out.",
 )
+STORED_WEIGHTS = click.option(
+    "--weights",
+    type=click.Choice(WEIGHTS),
+    help="Store float weights of matrix products, from 16,384 elements on, as int8 by columns, or int4 by blocks of 32 along k.",
+)
 THREADS = click.option("--threads", type=int, help="Threads of one call; all cores of this process if left out.")
 _COMPILE_OPTIONS = (
-    _TARGET,
+    TARGET,
     _ANY_PRECISION,
     click.option(
         "--calibration",
         type=click.Path(path_type=Path),
-        help="For int8, inputs like those that the model will see: an .npz file with an array for each input, or a folder of "
-        "such files.",
+        help="For int8, --bits and the convolutions of int8-rows, inputs like those that the model will see: an .npz file with "
+        "an array for each input, of its shape or with one dimension more in front, which counts batches; or a folder of such "
+        "files.",
+    ),
+    click.option(
+        "--bits",
+        type=click.Path(path_type=Path),
+        help="A plan that prefuse bits has written: the format of each product. In place of --precision.",
     ),
     THREADS,
     click.option("--random", is_flag=True, help="Take a model that draws random numbers, whose calls differ."),
     _PIPELINE,
     click.option("--no-cache", is_flag=True, help="Neither use nor fill the cache of compiled programs."),
     DATABASE,
-    click.option(
-        "--weights",
-        type=click.Choice(WEIGHTS),
-        help="Store large float32 weights of matrix products as int8 by columns, or int4 by blocks of 32 along k.",
-    ),
+    STORED_WEIGHTS,
     click.option(
         "--memory-limit",
         metavar="SIZE",
@@ -214,7 +242,7 @@ def concrete_model(path: Path, shapes: Shapes, *, keeps_groups: bool = False) ->
 
 def with_trace_arguments(function: Callable[..., None]) -> Callable[..., None]:
     """Give a verb that follows the passes the options `target`, `precision` and `pipeline`."""
-    for option in (_PIPELINE, PRECISION, _TARGET):
+    for option in (_PIPELINE, PRECISION, TARGET):
         function = option(function)
     return function
 
@@ -233,10 +261,8 @@ def compile_graph(
 ) -> CompiledModel | StagedModel:
     """Compile a graph as the command line asks, with a progress bar."""
     builder = Builder(arguments.options(profile=profile), name, drive, open_cache(not arguments.no_cache), ConsoleProgress())
-    if builder.options.quantization:
-        builder = quantizing(builder, arguments.calibration)
     with builder.reporting():
-        return build_graph(graph, builder)
+        return build_graph(graph, arguments.quantizing(builder))
 
 
 def quantized(graph: ir.Model, name: str, arguments: CompileArguments) -> ir.Model:
@@ -245,7 +271,7 @@ def quantized(graph: ir.Model, name: str, arguments: CompileArguments) -> ir.Mod
     if not builder.options.quantization:
         return graph
     with builder.reporting():
-        return quantizing(builder, arguments.calibration).prepared(graph)
+        return arguments.quantizing(builder).prepared(graph)
 
 
 def warn_of_ignored(path: Path, arguments: CompileArguments, shapes: Shapes) -> None:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -25,20 +26,22 @@ from ..api import open_cache
 from ..pipeline.progress import ConsoleProgress
 from .common import JSON, show, table
 
-_PACKAGES = {
-    "apache-tvm": "pip install apache-tvm",
-    "onnx": "pip install onnx",
-    "onnx-ir": "pip install onnx-ir",
-    "onnxruntime": "pip install onnxruntime, for bisect and run --compare",
-    "torch": "pip install prefuse[torch], to compile PyTorch modules",
-    "onnxscript": "pip install prefuse[torch], to compile PyTorch modules",
-    "openvino": "pip install prefuse[bench], to compare with it",
-    "nvidia-cuda-nvrtc": "pip install prefuse[cuda], to compile for NVIDIA GPUs without a CUDA toolkit",
-    "ziglang": "pip install prefuse[rocm], to compile for AMD GPUs without LLD",
+_REQUIRED = ("apache-tvm", "onnx", "onnx-ir", "numpy", "ml_dtypes", "scipy", "networkx")
+_PACKAGES = {name: f"pip install {name}" for name in _REQUIRED} | {
+    "onnxruntime": "pip install onnxruntime, to quantize, and for bisect and run --compare",
+    "torch": "pip install torch onnxscript, to compile PyTorch modules",
+    "onnxscript": "pip install onnxscript, to compile PyTorch modules",
+    "transformers": "pip install transformers, for text generation",
+    "matplotlib": "pip install matplotlib, for drawings of bits and memory",
+    "pillow": "pip install pillow, for ImageDecoder",
+    "openvino": "pip install openvino, to compare with it",
+    "nvidia-cuda-nvrtc": "pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl, to compile for NVIDIA GPUs",
+    "ziglang": "pip install ziglang, to link, and to compile for AMD GPUs without LLD",
 }
+_LINKERS = ("ld", "ld.lld", "cc", "gcc", "clang")  # one of them, or the one in the package ziglang
 _TOOLS = {
-    "ld": "binutils; a C compiler or pip install ziglang will link programs, too",
-    "nvcc": "the CUDA toolkit",
+    "g++": "g++, for the simulators of GPUs",
+    "nvcc": "the CUDA toolkit, or the package nvidia-cuda-nvrtc",
     "ld.lld": "LLD, to compile for AMD GPUs",
 }
 _FLAGS = ("avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
@@ -62,7 +65,10 @@ class Finding:
 @click.option("--forget", is_flag=True, help="Forget what --fit measured of this machine's processor.")
 @JSON
 def command(fit: bool, forget: bool, as_json: bool) -> None:
-    """Say what this machine can run, and what to install. Exits with status 1 if it cannot run prefuse at all."""
+    """Say what this machine can run, and what to install.
+
+    Exits with status 1 if nothing can be compiled, for want of a CPU with AVX2, a linker, or a package that is always needed.
+    """
     if fit and forget:
         raise OptionError("--forget", "is given beside --fit", "give one of them")
     if fit:
@@ -77,7 +83,7 @@ def command(fit: bool, forget: bool, as_json: bool) -> None:
     ]
     data = {title.lower(): [asdict(one) for one in findings] for title, findings in sections.items()}
     show(as_json, {**data, "fit": _fit_data()}, *tables, *_fit_parts())
-    required = [*machine, *sections["Packages"][:3]]
+    required = [*machine, sections["Toolchains"][0], *sections["Packages"][: len(_REQUIRED)]]
     sys.exit(0 if all(one.found for one in required if one.advice) else 1)
 
 
@@ -112,16 +118,16 @@ def _fit_parts() -> list[str | Table]:
         return []
     row, fit = found
     if fit is None:
-        return [f"Costs are estimated by the row of {row.name}; prefuse doctor --fit measures what this machine does."]
+        return [f"Costs are estimated by what is known of {row.name}; prefuse doctor --fit measures what this machine does."]
     rows = [
         (name, f"{number:g}", f"{fit.numbers[name]:g}", f"{fit.spread[name]:.1%}" if name in fit.spread else "")
         if name in fit.numbers
         else (name, f"{number:g}", "", "")
         for name, number in row.as_fit().items()
     ]
-    refused = [f"{name} is that of the row: {reason}" for name, reason in fit.refused.items()]
+    refused = [f"{name} is the one that is known: {reason}" for name, reason in fit.refused.items()]
     title = f"Costs are estimated by what was measured on {fit.measured}"
-    return [table(title, ("number", f"row of {row.name}", "measured", "spread"), rows), *refused]
+    return [table(title, ("number", f"known of {row.name}", "measured", "spread"), rows), *refused]
 
 
 def _machine() -> list[Finding]:
@@ -169,7 +175,9 @@ def _gpus() -> list[Finding]:
 
 
 def _tools() -> list[Finding]:
-    return [Finding(name, shutil.which(name) or "", f"install {what}") for name, what in _TOOLS.items()]
+    linker = next(filter(None, map(shutil.which, _LINKERS)), "ziglang" if find_spec("ziglang") else "")
+    tools = [Finding(name, shutil.which(name) or "", f"install {what}") for name, what in _TOOLS.items()]
+    return [Finding("linker", linker, "install binutils, or pip install ziglang"), *tools]
 
 
 def _packages() -> list[Finding]:

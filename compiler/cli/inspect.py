@@ -12,7 +12,8 @@ import click
 import onnx_ir as ir
 
 from ...runtime.errors import CompileError, UnsupportedModelError
-from ...runtime.loading.load import load
+from ...runtime.generation.generator import load_generator
+from ...runtime.loading.load import holds_generator, load
 from ...runtime.target import Target
 from ..estimates.cost import bytes_of, flops_of
 from ..frontend.dimensions import is_dynamic
@@ -52,7 +53,7 @@ def command(model: Path, shapes: Shapes, as_json: bool) -> None:
     A program is loaded, as to run it: its native code has your rights, inspect only files that you trust.
     """
     if is_program(model):
-        net = load(model)
+        net = load_generator(model) if holds_generator(model) else load(model)
         show(as_json, {"report": net.report()}, net.report())
         return
     try:

@@ -14,8 +14,20 @@ from ..ir.printer import print_model
 from ..pipeline import Context, Pass, PassRecord, format_pipeline, parse_pipeline, run_pipeline
 from ..pipeline.pass_table import DEFAULT_PIPELINE, PASSES, named_pipeline
 from ..programs.options import parse_precision
-from .common import JSON, MODEL, PRECISION, SHAPES, Shapes, concrete_model, refuse_program, show, table
+from .common import JSON, MODEL, PRECISION, SHAPES, TARGET, Shapes, concrete_model, refuse_program, show, table
 from .output import check_output, write_model
+
+
+def _list(context: click.Context, parameter: click.Parameter, is_given: bool) -> None:
+    """Print every pass, with its options as they are by default and what it does, and the default pipeline."""
+    if not is_given or context.resilient_parsing:
+        return
+    for name in PASSES:
+        (one,) = parse_pipeline(name, PASSES)
+        summary, *_ = (type(one).__doc__ or "").split("\n\n")
+        click.echo(f"{format_pipeline([one], with_defaults=True)}\n    {' '.join(summary.split())}")
+    click.echo(f"\ndefault: {DEFAULT_PIPELINE}")
+    context.exit()
 
 
 @click.command("opt")
@@ -24,15 +36,19 @@ from .output import check_output, write_model
     "--pipeline",
     default=DEFAULT_PIPELINE,
     show_default="those of prefuse compile",
-    help="The passes; those that work on a Plan are left out.",
+    help="The passes; those that work on a Plan are left out. Or default, or no-fusion.",
 )
+@click.option(
+    "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list,
+    help="List the passes with their options, and the default pipeline.",
+)  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the model there: .onnx, or .txt for text.")
 @click.option("--start", help="The first pass to run, by name or position.")
 @click.option("--stop", help="The last pass to run, by name or position.")
 @click.option("--print-changed", is_flag=True, help="Print what each pass changed, not the result.")
 @click.option("--time", "timed", is_flag=True, help="Print the time of each pass.")
 @click.option("--remarks", is_flag=True, help="Print what the passes say: what they did not do, and why.")
-@click.option("--target", default="cpu", show_default=True, help="What the passes may assume of the machine.")
+@TARGET
 @PRECISION
 @SHAPES
 @JSON

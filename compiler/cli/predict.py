@@ -55,7 +55,8 @@ def command(
     """Say how long a call of the ONNX file MODEL will take, and what memory, without compiling it.
 
     Times are of kernels measured alone, where they were, else of the cost model; memory is exact. With a target of another
-    machine (cpu:avx512,machine=zen4) all times are estimates.
+    machine (cpu:avx512,machine=zen4) all times are estimates. "near to far" are the times of a kernel whose operands lie in the
+    nearest cache and in memory, as measured; "known" says where its time comes from.
     """
     from ..predictor.call import predict_graph, predictor_for
 
@@ -77,7 +78,8 @@ def _head(found: Prediction) -> str:
         f"memory: {size_text(memory.weights_bytes)} of weights, {size_text(memory.arena_bytes)} of activations a context, "
         f"of which {size_text(memory.workspace_bytes)} for the largest workspace",
     ]
-    lines += [f"  {_short(step)} runs again, {step.time_us / 1e3:.3f} ms, for a late reader" for step in found.repeated]
+    late = "where its result is read late"
+    lines += [f"  {_short(step)} is computed again, {step.time_us / 1e3:.3f} ms, {late}" for step in found.repeated]
     lines += _limited(found)
     if found.is_elsewhere:
         lines.append(f"an estimate for a {found.machine} core: nothing of it was measured, as this machine is another one")
@@ -85,7 +87,7 @@ def _head(found: Prediction) -> str:
         lines.append(", ".join(f"{part:.0%} {_SOURCES[source]}" for source, part in found.shares.items() if part))
         if found.shares["measured"] < 1:
             lines.append(
-                "--measure measures what is estimated; without prefuse doctor --fit estimates are those of a row of its kind"
+                "--measure measures what is estimated; without prefuse doctor --fit estimates are for any processor of its kind"
             )
     return "\n".join(lines) + "\n"
 

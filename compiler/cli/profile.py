@@ -54,7 +54,7 @@ _CHANGED = (
 @SEED
 @click.option("--runs", default=20, show_default=True, type=click.IntRange(1), help="Calls to record.")
 @click.option("--trace", type=click.Path(path_type=Path), help="A .json file for the calls, for ui.perfetto.dev.")
-@click.option("--compare", help="Another pipeline, or no-fusion: show both programs side by side.")
+@click.option("--compare", help="Another pipeline, as --pipeline names it: show both programs side by side.")
 @SHAPES
 @with_compile_arguments
 @JSON

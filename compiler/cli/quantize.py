@@ -31,7 +31,7 @@ ACTIVATIONS = ("static", "rows")
 
 @click.command("quantize")
 @MODEL
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write it; MODEL.int8.onnx if left out.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write it; ./STEM.int8.onnx if left out.")
 @click.option(
     "--calibration",
     type=click.Path(path_type=Path),
@@ -49,6 +49,13 @@ ACTIVATIONS = ("static", "rows")
     "runs. Recurrences do so in any case, and convolutions never.",
 )
 @click.option("--no-smooth", is_flag=True, help="Leave the scales of activations where they are.")
+@click.option(
+    "--target",
+    default="cpu",
+    show_default="cpu, this machine",
+    help="What will run it, as for prefuse compile: where that has no dot products of bytes (cpu:avx2, cpu:avx512), weights are "
+    "made smaller, so that pairs of products fit 16 bits.",
+)
 @SHAPES
 @JSON
 def command(
@@ -59,6 +66,7 @@ def command(
     ranges: RangeMethod,
     activations: str,
     no_smooth: bool,
+    target: str,
     shapes: Shapes,
     as_json: bool,
 ) -> None:
@@ -72,18 +80,17 @@ def command(
     check_output(path)
     if path.suffix != ".onnx":
         raise OptionError("--output", f"unknown form {path.suffix!r}", "write .onnx")
-    begin, progress = time.perf_counter(), ConsoleProgress()
+    begin, progress, runs_on = time.perf_counter(), ConsoleProgress(), Target.parse(target)
     from ..frontend.importer import import_model
 
     graph = concrete_model(model, shapes) if shapes else import_model(model)
     split = _split(graph, calibration, needs_ranges=activations == "static")
     try:
-        target = Target.parse("cpu")
         if calibration is None and activations == "rows":
-            calibrated = uncalibrated(graph, target)
+            calibrated = uncalibrated(graph, runs_on)
             assignment = calibrated.uniform("int8-rows")
         else:
-            calibrated = calibrate(graph, split, target, Settings(ranges, not no_smooth), progress)
+            calibrated = calibrate(graph, split, runs_on, Settings(ranges, not no_smooth), progress)
             assignment = {**calibrated.uniform(), **(calibrated.uniform("int8-rows") if activations == "rows" else {})}
         outcome = meet_budget(calibrated, assignment, split.held_out(), max_error, progress)
     finally:

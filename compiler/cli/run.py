@@ -20,6 +20,7 @@ from .common import (
     MODEL,
     SEED,
     SHAPES,
+    TOLERANCE_TEXT,
     CompileArguments,
     Shapes,
     compile_graph,
@@ -46,7 +47,7 @@ Latency = dict[str, float]
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="An .npz file to write the outputs to.")
 @click.option("--repeat", default=20, show_default=True, type=click.IntRange(1), help="Calls to time.")
 @click.option("--compare", type=click.Choice(["onnxruntime"]), help="Compare outputs and latency with this engine.")
-@click.option("--tolerance", default=1e-4, show_default=True, help="Largest relative error that --compare lets pass.")
+@click.option("--tolerance", type=float, help=f"Largest relative error that --compare lets pass; if left out, {TOLERANCE_TEXT}.")
 @SHAPES
 @with_compile_arguments
 @JSON
@@ -57,7 +58,7 @@ def command(
     output: Path | None,
     repeat: int,
     compare: str | None,
-    tolerance: float,
+    tolerance: float | None,
     shapes: Shapes,
     arguments: CompileArguments,
     as_json: bool,
@@ -83,8 +84,11 @@ def command(
     if compare:
         errors, latencies[compare] = _compare(model, inputs, results, net, arguments.options().target.threads, repeat)
     _show(as_json, results, latencies, errors)
-    if any(not error <= tolerance for error in errors.values()):
-        sys.exit(1)
+    most = arguments.tolerance if tolerance is None else tolerance
+    wrong = {name: error for name, error in errors.items() if not error <= most}
+    for name, error in wrong.items():
+        click.echo(f"{name} differs by {error:.1e}, more than --tolerance {most:g}", err=True)
+    sys.exit(1 if wrong else 0)
 
 
 def _call(net: Loaded, inputs: Arrays) -> Arrays:

@@ -18,6 +18,7 @@ from .common import (
     JSON,
     MODEL,
     SHAPES,
+    STORED_WEIGHTS,
     THREADS,
     Shapes,
     concrete_model,
@@ -40,6 +41,7 @@ _LABEL = 80  # characters shown of a problem
 @DATABASE
 @SHAPES
 @THREADS
+@STORED_WEIGHTS
 @with_trace_arguments
 @JSON
 def command(
@@ -49,6 +51,7 @@ def command(
     database: Path | None,
     shapes: Shapes,
     threads: int | None,
+    weights: str | None,
     target: str,
     precision: str,
     pipeline: str | None,
@@ -62,7 +65,7 @@ def command(
     from ..tuning.tuner import tune_model
 
     refuse_program(model, "tune")
-    extra = {"threads": threads, "pipeline": pipeline, "tuning": False}
+    extra = {"threads": threads, "pipeline": pipeline, "tuning": False, "weights": weights}
     options = parse_options(target, precision, {name: value for name, value in extra.items() if value is not None})
     path, progress = database or default_database(), ConsoleProgress()
     graph = concrete_model(model, shapes)

@@ -203,9 +203,9 @@ def parse_pipeline(text: str, table: PassTable) -> tuple[AnyPass, ...]:
     return tuple(passes)
 
 
-def format_pipeline(passes: Iterable[AnyPass]) -> str:
-    """The text of `passes`; options at their defaults are left out."""
-    return ",".join(_format(one) for one in passes)
+def format_pipeline(passes: Iterable[AnyPass], *, with_defaults: bool = False) -> str:
+    """The text of `passes`; options at their defaults are left out, or not."""
+    return ",".join(_format(one, with_defaults) for one in passes)
 
 
 def unknown_name(where: str, name: str, known: Iterable[str]) -> OptionError:
@@ -283,9 +283,10 @@ def _check_range(where: str, value: int, least: int, multiple: int) -> None:
         raise OptionError(where, f"{value} given", f"give a number from {least} on{of}")
 
 
-def _format(one: AnyPass) -> str:
+def _format(one: AnyPass, with_defaults: bool) -> str:
     values = [(item, getattr(one, item.name)) for item in fields(one)]
-    options = [f"{item.name.replace('_', '-')}={_format_value(value)}" for item, value in values if value != item.default]
+    shown = [(item.name.replace("_", "-"), value) for item, value in values if with_defaults or value != item.default]
+    options = [f"{name}={_format_value(value)}" for name, value in shown]
     return one.name + (f"{{{','.join(options)}}}" if options else "")
 
 

@@ -24,7 +24,7 @@ _STYLE = (
 def check_installed() -> None:
     """Raise OptionError if what draws is not installed."""
     if find_spec("matplotlib") is None:
-        raise OptionError("drawing", "the package matplotlib is not installed", "pip install prefuse[plots]")
+        raise OptionError("drawing", "the package matplotlib is not installed", "pip install matplotlib")
 
 
 def write_png(figure: Figure, path: Path) -> None:

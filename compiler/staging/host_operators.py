@@ -35,7 +35,7 @@ def _attributes(node: ir.Node) -> dict[str, Attribute]:
 def _reference(node: ir.Node, opsets: Mapping[str, int]) -> HostFunction:
     """A node by `onnx.reference`. Built at its first run: a branch may never be taken."""
     if node.op_type == "ImageDecoder" and find_spec("PIL") is None:
-        raise UnsupportedModelError(source_of(node), "ImageDecoder needs Pillow", "pip install prefuse[images]")
+        raise UnsupportedModelError(source_of(node), "ImageDecoder needs Pillow", "pip install pillow")
     names = [f"i{position}" for position in range(len(node.inputs))]
     outputs = [value.name or f"unread{position}" for position, value in enumerate(node.outputs)]
     proto = ir.serde.serialize_node(node)

@@ -19,6 +19,12 @@ from ..staged.staged_model import StagedModel
 Loaded: TypeAlias = CompiledModel | StagedModel | ProgramSet
 
 
+def holds_generator(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is one of `load_generator`. Raises ProgramFileError if it is no archive."""
+    with reading(path), open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+        return GENERATOR in archive.namelist()
+
+
 def load(path: str | os.PathLike[str]) -> Loaded:
     """Load a `.prefuse` file of one program, of a model in stages, or of programs for several sizes. They hold native code
     that runs with your rights.

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,7 +13,9 @@ import onnx_ir as ir
 import prefuse
 import pytest
 from onnx import parser
+from prefuse.compiler.cli.common import CompileArguments
 from prefuse.compiler.pipeline import Context, Pass
+from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE, PASSES
 from prefuse.runtime.fit_file import Fit
 from prefuse.runtime.target import Target, host_cpu_flags
 
@@ -45,6 +48,13 @@ def test_run_compares_with_onnxruntime(prefuse_cli: Terminal, model: Path) -> No
     prefuse_cli("run", model, "--compare", "onnxruntime", "--repeat", 2, "--tolerance", -1, status=1)
 
 
+def test_errors_are_judged_by_the_precision(prefuse_cli: Terminal, model: Path) -> None:
+    said = prefuse_cli("run", model, "--compare", "onnxruntime", "--repeat", 1, "--tolerance", -1, status=1)
+    assert "y differs by 0.0e+00, more than --tolerance -1" in said
+    given: list[dict[str, Any]] = [{}, {"precision": "bfloat16"}, {"precision": "int8"}, {"weights": "int4"}]
+    assert [CompileArguments(**one).tolerance for one in given] == [1e-4, 3e-2, 0.1, 0.1]
+
+
 def test_symbolic_dimensions_need_a_shape(prefuse_cli: Terminal, dynamic: Path) -> None:
     assert "--shape NAME=SIZE" in prefuse_cli("run", dynamic, status=1)
     found = prefuse_cli.json("run", dynamic, "--shape", "x=3,4", "--repeat", 1)
@@ -59,6 +69,14 @@ def test_opt_prints_the_graph(prefuse_cli: Terminal, dynamic: Path) -> None:
     assert "Identity" not in text
     found = prefuse_cli.json("opt", dynamic)
     assert found["passes"][0]["pass"] == "canonicalize"
+
+
+def test_opt_lists_passes(prefuse_cli: Terminal) -> None:
+    text = prefuse_cli("opt", "--list")
+    named = [line.partition("{")[0] for line in text.splitlines() if line and line[0] != " "]
+    assert named == [*PASSES, f"default: {DEFAULT_PIPELINE}"]
+    assert "quantize-weights{weights=none,block-size=32,min-elements=16384}" in text
+    assert "Remove nodes, optional outputs" in text
 
 
 def test_opt_prints_what_changed_and_how_long_it_took(prefuse_cli: Terminal, dynamic: Path) -> None:
@@ -100,8 +118,6 @@ class Break(Pass):
 
 
 def test_bisect_names_the_pass_and_the_tensor(prefuse_cli: Terminal, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from prefuse.compiler.pipeline.pass_table import PASSES
-
     monkeypatch.setitem(PASSES, "break", f"{__name__}:Break")
     monkeypatch.setitem(sys.modules, __name__, sys.modules[Break.__module__])
     found = prefuse_cli.json("bisect", model, "--pipeline", "canonicalize,break,eliminate-dead", status=1)
@@ -162,7 +178,14 @@ def test_inspect_lists_what_cannot_be_compiled(prefuse_cli: Terminal, tmp_path: 
 def test_doctor(prefuse_cli: Terminal) -> None:
     found = prefuse_cli.json("doctor")
     assert set(found) == {"machine", "gpus", "toolchains", "packages", "fit"}
+    assert [one["subject"] for one in found["toolchains"]] == ["linker", "g++", "nvcc", "ld.lld"]
     assert "cpu level" in prefuse_cli("doctor")
+
+
+def test_doctor_fails_where_nothing_links(prefuse_cli: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefuse.compiler.cli.doctor.shutil.which", lambda name: None)
+    monkeypatch.setattr("prefuse.compiler.cli.doctor.find_spec", lambda name: None)
+    assert "none (install binutils" in prefuse_cli("doctor", status=1)
 
 
 def test_doctor_measures_shows_and_forgets(prefuse_cli: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,9 +200,9 @@ def test_doctor_measures_shows_and_forgets(prefuse_cli: Terminal, monkeypatch: p
     assert Target.parse("cpu").machine == row.fitted(fit.numbers) != row
     shown = prefuse_cli("doctor")
     assert f"measured on {fit.measured}" in shown
-    assert "ghz is that of the row: 99 is not" in shown
+    assert "ghz is the one that is known: 99 is not" in shown
     assert ["memory_bytes", f"{row.memory_bytes:g}", "7.5", "1.0%"] in [line.split() for line in shown.splitlines()]
-    assert f"by the row of {row.name}" in prefuse_cli("doctor", "--forget")
+    assert f"known of {row.name}" in prefuse_cli("doctor", "--forget")
     assert Target.parse("cpu").machine == row
     assert "give one of them" in prefuse_cli("doctor", "--fit", "--forget", status=1)
 

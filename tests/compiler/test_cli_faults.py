@@ -69,6 +69,8 @@ def test_inputs_of_types_that_numpy_has_no_name_for(prefuse_cli: Terminal, tmp_p
         (["compile", "{model}", "--dims", "T=²"], 2, "is not NAME=LEAST"),
         (["compile", "{model}", "--target", "cpu,threads=²"], 1, "unknown target"),
         (["compile", "{model}", "--target", "cpu,threads=2", "--threads", "4"], 1, "give one of them"),
+        (["compile", "{model}", "--bits", "plan.json", "--precision", "bfloat16"], 1, "leave out one of them"),
+        (["compile", "{model}", "--bits", "absent.json"], 1, "cannot be read"),
     ],
 )
 def test_faults(prefuse_cli: Terminal, model: Path, arguments: list[str], status: int, message: str) -> None:
@@ -77,6 +79,11 @@ def test_faults(prefuse_cli: Terminal, model: Path, arguments: list[str], status
     if status == 1:
         error = prefuse_cli.json(*arguments, status=1)["error"]
         assert message in f"{error['what']}; {error['fix']}"
+
+
+def test_options_are_named_as_they_were_given(prefuse_cli: Terminal, model: Path) -> None:
+    assert "error: --memory-limit: '2x': unknown unit" in prefuse_cli("compile", model, "--memory-limit", "2x", status=1)
+    assert prefuse_cli.json("compile", model, "--threads=0", status=1)["error"]["where"] == "--threads"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from ....runtime.errors import CompileError
 from ....runtime.temporary_folder import temporary_folder, write_temporary
 
 _TOOLKIT = Path("/usr/local/cuda")
-_FIX = "install a CUDA toolkit, or pip install prefuse[cuda]"
+_FIX = "install a CUDA toolkit, or pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
 _OPTIONS = ("-std=c++17", "-w")  # fast-math stays off: NaN, infinities and denormals are what ONNX says
 
 

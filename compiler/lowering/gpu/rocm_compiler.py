@@ -141,4 +141,4 @@ def find_lld() -> list[str]:
             return [path]
     if find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "ld.lld"]
-    raise CompileError("linker", "this machine has no ld.lld", "pip install prefuse[rocm], or apt-get install lld-19")
+    raise CompileError("linker", "this machine has no ld.lld", "pip install ziglang, or apt-get install lld-19")

@@ -15,6 +15,7 @@ import torch
 from click.testing import CliRunner
 from prefuse.compiler.cli import cli
 from prefuse.compiler.debugging.oracle import relative_error
+from prefuse.compiler.ir.assignments.pairs import keeps_pairs
 from prefuse.runtime.errors import InputError, OptionError
 from prefuse.runtime.executor import CompiledModel
 
@@ -155,6 +156,20 @@ def test_rows_need_no_data(tmp_path: Path) -> None:
     assert 1e-4 < relative(net(**batch), expected) < 3e-2
     scaled = {name: array * np.float32(1000) for name, array in batch.items()}
     assert relative(net(**scaled), prefuse.compile(path, cache=False)(**scaled)) < 3e-2
+
+
+def test_weights_are_those_of_the_target(tmp_path: Path) -> None:
+    """Without dot products of bytes they are smaller, whatever machine quantizes."""
+    onnx.save(feed_forward(), tmp_path / "net.onnx")
+    weights = {}
+    for target in ("cpu:avx2", "cpu:avx512vnni"):
+        run(tmp_path / "net.onnx", "--activations", "rows", "-o", tmp_path / "q.onnx", "--target", target)
+        tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(tmp_path / "q.onnx").graph.initializer}
+        weights[target] = [tensor for name, tensor in sorted(tensors.items()) if tensor.dtype == np.int8 and tensor.ndim == 2]
+    smaller, free = weights.values()
+    assert len(smaller) == len(free) > 0
+    assert any(not np.array_equal(one, other) for one, other in zip(smaller, free, strict=True))
+    assert all(keeps_pairs(one, 0) for one in smaller)
 
 
 def test_rows_and_convolutions(tmp_path: Path) -> None:
