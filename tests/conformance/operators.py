@@ -20,7 +20,11 @@ import numpy as np
 import onnx
 import prefuse
 from prefuse.compiler.frontend.contrib.table import OPERATORS, REFUSED
+from prefuse.compiler.frontend.support import _REFUSED
+from prefuse.compiler.ir.kinds import KIND_OF_OPERATOR
+from prefuse.passes.structure.decompose.expansions import _BODIES
 from prefuse.runtime.errors import CompileError
+from prefuse.runtime.staged.host_operators import SEQUENCE_OPERATORS
 
 from ..worker_pool import Lost, run_apart
 from .cases import Case, case_of, cases
@@ -28,6 +32,7 @@ from .cases import Case, case_of, cases
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
 _TIMEOUT_S = 60.0
+_INVALID = "no model of ONNX"  # what a probe says that makes none of its case
 _SHORT = {"float": "f32", "double": "f64", "float16": "f16", "bfloat16": "bf16", "complex64": "c64", "complex128": "c128"}
 _HEAD = """# Operators
 
@@ -38,8 +43,10 @@ upgrade is taken.
   a sequence, the parts are compiled; *folded*: its inputs decide shapes, so a model is compiled for their values; *host*:
   `onnx.reference` computes it, and `report()` says so; *tvm-default*: TVM's own lowering without a schedule, slow, and reported.
   An operator that ONNX defines by a function body, or that we spell in terms of others, shows the templates of its parts.
-- **Types**: those of its first input for which a case of it compiles. Where ONNX allows others, *refused* says why not.
-- **Cases**: of ONNX's node cases, how many give the right result.
+- **Types**: those of its first input for which a case of its newest opset compiles. Where ONNX allows others, *refused* says
+  why not.
+- **Cases**: of ONNX's node cases, how many give the right result. Where there are none, *taken* says that prefuse has a way of
+  its own, and tests.
 
 What ONNX leaves open is settled in [semantics.md](semantics.md). Operators that draw random numbers need `random=True`.
 """
@@ -69,13 +76,14 @@ def page(results: Sequence[Result]) -> str:
             by_operator[result["operator"]].append(result)
     probed: dict[str, dict[str, str | None]] = defaultdict(dict)
     for probe, refusal in sorted(_refusals(_probes(by_operator)).items(), key=lambda item: item[0].type):
-        probed[probe.operator][probe.type] = refusal
+        if refusal != _INVALID:
+            probed[probe.operator][probe.type] = refusal
     lines = [_HEAD.format(version=onnx.__version__, opset=onnx.defs.onnx_opset_version())]
     for domain in DOMAINS:
         lines += ["", f"## {domain or 'ai.onnx'}", "", _ROW.format("operator", "versions", "how", "types", "cases", "refused")]
         lines.append(_ROW.format(*["---"] * 6))
         for name, versions in sorted(operators(domain).items()):
-            lines.append(_row(name, versions, by_operator[name], probed[name]))
+            lines.append(_row(name, domain, versions, by_operator[name], probed[name]))
     lines += ["", "## com.microsoft", "", _CONTRIB, "", "| operator | how, or why not |", "| --- | --- |"]
     contrib = {name: one.summary for name, one in OPERATORS.items()} | {name: f"refused: {why}" for name, why in REFUSED.items()}
     lines += [f"| {name} | {text} |" for name, text in sorted(contrib.items())]
@@ -94,12 +102,19 @@ def operators(domain: str) -> dict[str, list[int]]:
     return {name: sorted(versions) for name, versions in found.items() if name not in withdrawn}
 
 
-def _row(name: str, versions: Sequence[int], results: Sequence[Result], probed: Mapping[str, str | None]) -> str:
+def _row(name: str, domain: str, versions: Sequence[int], results: Sequence[Result], probed: Mapping[str, str | None]) -> str:
     passed = [result for result in results if result["outcome"] == "pass"]
     ways = sorted({way for result in passed for way in _ways(result)})
+    full_name = f"{domain}.{name}" if domain else name
+    if not results and (full_name in KIND_OF_OPERATOR or full_name in _BODIES or full_name in SEQUENCE_OPERATORS):
+        ways = ["*taken*"]
     reasons = dict.fromkeys(_reason(result["detail"]) for result in results if result["outcome"] != "pass")
     taken = [_SHORT.get(kind, kind) for kind, refusal in probed.items() if refusal is None]
     reasons.update(dict.fromkeys(f"{kind}: {refusal}" for kind, refusal in probed.items() if refusal is not None))
+    if full_name in _REFUSED:
+        reasons[_REFUSED[full_name]] = None
+    elif not results and not ways:
+        reasons["not taken"] = None
     count = f"{len(passed)} of {len(results)}" if results else "none there"
     return _ROW.format(name, ", ".join(map(str, versions)), ", ".join(ways), " ".join(taken), count, "; ".join(reasons))
 
@@ -125,8 +140,8 @@ def _probes(by_operator: Mapping[str, Sequence[Result]]) -> list[Probe]:
     """The element types that ONNX allows for the first input of each operator, on a case that passes."""
     found = []
     for name, results in by_operator.items():
-        passed = (result["name"] for result in results if result["outcome"] == "pass")
-        case = next((one for one in passed if _is_plain(case_of(one))), None)
+        passed = [result["name"] for result in results if result["outcome"] == "pass"]
+        case = max((one for one in passed if _is_plain(case_of(one))), key=_opset, default=None)
         if case is None:
             continue
         model = case_of(case).load()[0]
@@ -153,20 +168,25 @@ def _is_plain(case: Case) -> bool:
     )
 
 
+def _opset(case: str) -> int:
+    model, _ = case_of(case).load()
+    return max(int(one.version) for one in model.opset_import if one.domain == model.graph.node[0].domain)
+
+
 def _refusal(probe: Probe) -> str | None:
-    """Why a case does not compile with this type for a type variable; None if it does, and runs."""
+    """Why a case does not compile with this type for a type variable; None if it does, and runs; _INVALID if it is no case then:
+    neither with this variable's values of the type, nor with all that had the type of the first of them."""
     original, rows = case_of(probe.case).load()
-    model = onnx.ModelProto.FromString(original.SerializeToString())
-    node, dtype = model.graph.node[0], onnx.TensorProto.DataType.Value(probe.type.upper())
-    schema = onnx.defs.get_schema(probe.operator, model.opset_import[0].version, node.domain)
-    changed = set()
-    for names, formals in ((node.input, schema.inputs), (node.output, schema.outputs)):
-        changed |= {
-            one for one, formal in zip(names, _spread(formals, len(names)), strict=True) if formal.type_str == probe.variable
-        }
-    for value in (*model.graph.input, *model.graph.output):
-        if value.name in changed:
-            value.type.tensor_type.elem_type = dtype
+    dtype = onnx.TensorProto.DataType.Value(probe.type.upper())
+    for changed in (_values_of(original, probe), _alike(original, probe)):
+        model = onnx.ModelProto.FromString(original.SerializeToString())
+        for value in (*model.graph.input, *model.graph.output):
+            if value.name in changed:
+                value.type.tensor_type.elem_type = dtype
+        if _is_valid(model):
+            break
+    else:
+        return _INVALID
     graph_inputs = zip(model.graph.input, rows[0][0], strict=True)
     inputs = [_cast(array, dtype) if value.name in changed else array for value, array in graph_inputs]
     try:
@@ -178,6 +198,33 @@ def _refusal(probe: Probe) -> str | None:
     except Exception as error:  # a bug of ours: the page shall not hide it, nor lack its other rows
         return f"**{type(error).__name__}**: {_reason(str(error))}"
     return None
+
+
+def _values_of(model: onnx.ModelProto, probe: Probe) -> set[str]:
+    """Names of the values of the variable's type."""
+    node = model.graph.node[0]
+    schema = onnx.defs.get_schema(probe.operator, model.opset_import[0].version, node.domain)
+    changed = set()
+    for names, formals in ((node.input, schema.inputs), (node.output, schema.outputs)):
+        changed |= {
+            one for one, formal in zip(names, _spread(formals, len(names)), strict=True) if formal.type_str == probe.variable
+        }
+    return changed
+
+
+def _alike(model: onnx.ModelProto, probe: Probe) -> set[str]:
+    """Names of all values of the element type that those of the variable have."""
+    values = {value.name: value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    types = {values[name] for name in _values_of(model, probe) if name in values}
+    return {name for name, dtype in values.items() if dtype in types}
+
+
+def _is_valid(model: onnx.ModelProto) -> bool:
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+        return False
+    return True
 
 
 def _spread(formals: Sequence[Any], count: int) -> list[Any]:
