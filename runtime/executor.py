@@ -207,7 +207,7 @@ class CompiledModel(Shared):
         return descriptions_of(self._program)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the program to a `.prefuse` file, whole or not at all.
+        """Write the program to a `.prefuse` file, whole or not at all: for its target, threads and version of apache-tvm.
 
         Raises:
             ProgramFileError: the file cannot be written.
