@@ -9,6 +9,9 @@ the mask hides those that are not written yet: where keys lie plays no part for 
 - Several tokens, concatenated: they lie behind the whole state, [rows + T] keys, and their rows are written to it afterwards.
 - The file writes them behind the keys that the mask shows (GroupQueryAttention): the present is the state.
 
+Inputs that follow from these are given, too: `cache_position` [T] for a batch of 1, and `num_logits_to_keep`, which is 0, for all.
+Of several outputs beside the caches that named `logits` is taken.
+
 A past without a dimension of tokens, such as `past_conv.N` [batch, channels, width], is a recurrent state: zeros for a sequence
 without tokens, and what it was where a sequence gets none.
 """
@@ -37,6 +40,8 @@ from ..pipeline.pass_table import PASSES
 from .last_row import multiply_last_row
 
 TOKENS, MASK, POSITIONS, BRANCH = "input_ids", "attention_mask", "position_ids", "use_cache_branch"
+PLACES = "cache_position"  # of the new tokens, the same for all sequences
+LOGITS, LOGITS_KEPT = "logits", ("num_logits_to_keep", "logits_to_keep")  # how many of the last ones are made; 0: all
 ROWS_STEP = 64  # rows of a cache are a multiple: attention leaves out keys in steps that divide it
 _PAST, _PRESENT = re.compile(r"^past(_key_values)?[._]?"), re.compile(r"^present(_key_values)?[._]?")
 _ROWS_AXIS = 2
@@ -58,7 +63,7 @@ class Decoder:
     @property
     def has_positions(self) -> bool:
         """Whether it is told where tokens are."""
-        return any(value.name == POSITIONS for value in self.model.graph.inputs)
+        return any(value.name in (POSITIONS, PLACES) for value in self.model.graph.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,8 @@ def find_decoder(model: ir.Model) -> Decoder:
     """
     if BRANCH in (value.name for value in model.graph.inputs):
         model = bind_values(model, {BRANCH: np.ones(1, bool)})
+    if kept := {str(one.name): np.zeros(static_shape(one) or (), np.int64) for one in model.graph.inputs if one.name in LOGITS_KEPT}:
+        model = bind_values(model, kept)
     inputs, outputs = ({str(value.name): value for value in values} for values in (model.graph.inputs, model.graph.outputs))
     pasts = {_PAST.sub("", name): name for name in inputs if _PAST.match(name)}
     presents = {_PRESENT.sub("", name): name for name in outputs if _PRESENT.match(name)}
@@ -85,7 +92,7 @@ def find_decoder(model: ir.Model) -> Decoder:
         missing = f"input {TOKENS}" if TOKENS not in inputs else "inputs past_key_values"
         raise UnsupportedModelError("model", f"it has no {missing}; its inputs are {', '.join(inputs)}", _FIX)
     for name in inputs:
-        if name not in (TOKENS, MASK, POSITIONS) and name not in pasts.values():
+        if name not in (TOKENS, MASK, POSITIONS, PLACES) and name not in pasts.values():
             raise UnsupportedModelError(f"input {name}", "no generator of texts knows what to give it", _FIX)
     recurrent = {name for name in pasts.values() if _is_recurrent(inputs[name])}
     for key, name in pasts.items():
@@ -101,6 +108,7 @@ def find_decoder(model: ir.Model) -> Decoder:
     if MASK not in inputs and caches.keys() - recurrent:
         raise UnsupportedModelError("model", f"it has no input {MASK}, which hides what is not written yet", _FIX)
     others = [name for name in outputs if name not in presents.values()]
+    others = [LOGITS] if LOGITS in others else others
     if len(others) != 1:
         raise UnsupportedModelError("outputs", f"{', '.join(others) or 'none'} beside the caches, where logits are wanted", _FIX)
     rows = {name: present for name, present in caches.items() if name not in recurrent}
@@ -121,6 +129,9 @@ def step_model(decoder: Decoder, target: Target, batch: int, count: int, max_tok
         UnsupportedModelError: its presents are neither the past with the new tokens nor as large as the past.
         CompileError: a node does not take inputs of these shapes.
     """
+    if batch > 1 and any(value.name == PLACES for value in decoder.model.graph.inputs):
+        what = f"it tells one place for all sequences, of which {batch} would have places of their own"
+        raise UnsupportedModelError(f"input {PLACES}", what, f"compile it with batch=1, or export {POSITIONS} instead")
     if not decoder.caches:
         return _Rewriting(_bound(decoder, target, batch, count, 0, count), decoder, 0, max_tokens).of_states()
     is_written = _writes_itself(decoder)
@@ -147,8 +158,8 @@ def whole_model(decoder: Decoder, target: Target, batch: int, count: int) -> ir.
             known[str(value.name)] = np.ones(shape, value.dtype.numpy())
         if value.name in decoder.recurrent:
             known[str(value.name)] = np.zeros(shape, value.dtype.numpy())
-        if value.name == POSITIONS:
-            known[POSITIONS] = np.broadcast_to(np.arange(count), shape).astype(value.dtype.numpy())
+        if value.name in (POSITIONS, PLACES):
+            known[str(value.name)] = np.broadcast_to(np.arange(count), shape).astype(value.dtype.numpy())
     whole = bind_values(bound, known)
     whole.graph.outputs[:] = [value for value in whole.graph.outputs if value.name == decoder.logits]
     return whole
@@ -162,7 +173,7 @@ def _writes_itself(decoder: Decoder) -> bool:
 
 def _bound(decoder: Decoder, target: Target, batch: int, count: int, past: int, total: int) -> ir.Model:
     """A copy of the model for these sizes."""
-    shapes: dict[str, Sequence[int]] = {TOKENS: (batch, count), POSITIONS: (batch, count), MASK: (batch, total)}
+    shapes: dict[str, Sequence[int]] = {TOKENS: (batch, count), POSITIONS: (batch, count), MASK: (batch, total), PLACES: (count,)}
     free = decoder.model.clone()
     for value in free.graph.inputs:
         if value.name in decoder.caches:
@@ -261,8 +272,9 @@ class _Rewriting:
         """Give the file its mask and positions."""
         if MASK in self.inputs:
             self._become(MASK, mask)
-        if POSITIONS in self.inputs:
-            self._become(POSITIONS, self._op("Min", self.places, self._ints([self.max_tokens - 1])))
+        for name in self.inputs.keys() & {POSITIONS, PLACES}:
+            places = self._op("Min", self.places, self._ints([self.max_tokens - 1]))
+            self._become(name, places if name == POSITIONS else self._op("Reshape", places, self._ints([self.count])))
 
     def _become(self, name: str, value: ir.Value) -> None:
         """Compute an input of the file, of whatever type that is."""

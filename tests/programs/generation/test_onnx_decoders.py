@@ -229,13 +229,12 @@ def test_files_that_are_no_decoders_are_named(tmp_path: Path) -> None:
     path, to = grouped(tmp_path / "grouped.onnx"), tmp_path / "changed.onnx"
     other = helper.make_tensor_value_info("token_type_ids", TensorProto.INT64, ["batch", "new"])
     flat = helper.make_tensor_value_info("past_key_values.0.key", TensorProto.FLOAT, ["batch", "heads", "past", 16])
+    hidden = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "new", GROUPED_WIDTH]) for name in ("x", "sum")]
     wrong: dict[str, Any] = {
         "input token_type_ids: no generator": lambda graph: graph.input.append(other),
         "input past_key_values.0.value: no output renews it": lambda graph: graph.output.remove(graph.output[2]),
         "input past_key_values.0.key: its shape is": lambda graph: graph.input[2].CopyFrom(flat),
-        "outputs: logits, sum beside the caches": lambda graph: graph.output.append(
-            helper.make_tensor_value_info("sum", TensorProto.FLOAT, ["batch", "new", GROUPED_WIDTH])
-        ),
+        "outputs: x, sum beside the caches": lambda graph: (graph.output[0].CopyFrom(hidden[0]), graph.output.append(hidden[1])),
     }
     for message, change in wrong.items():
         with pytest.raises(UnsupportedModelError, match=message):
@@ -257,6 +256,35 @@ def test_masks_by_the_places_of_keys_in_the_caches_are_refused(window: int, pref
 def test_steps_alone_are_compared_with_the_file(gpt2: Any, gpt2_file: Path) -> None:
     generator = prefuse.compile_generation(gpt2_file, max_tokens=MAX_TOKENS, prefill=(), threads=2, cache=False)
     assert generator.generate(PROMPTS[0], 12)[0].tolist() == continued(gpt2, PROMPTS[0], 12)
+
+
+def test_inputs_that_follow_from_the_others(gpt2: Any, gpt2_file: Path, tmp_path: Path) -> None:
+    """Places of the new tokens for all sequences, and how many logits are kept; hidden states beside the logits."""
+
+    def change(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            node.output[:] = ["all_logits" if name == "logits" else name for name in node.output]
+        kept = [value for value in graph.input if value.name != "position_ids"]
+        places = helper.make_tensor_value_info("cache_position", TensorProto.INT64, ["sequence"])
+        count = helper.make_tensor_value_info("num_logits_to_keep", TensorProto.INT64, [])
+        del graph.input[:]
+        graph.input.extend([*kept, places, count])
+        constants = {"row": np.array([0]), "end": np.array([2**63 - 1]), "axis": np.array([1]), "flat": np.array([1])}
+        graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+        graph.node.insert(0, helper.make_node("Unsqueeze", ["cache_position", "row"], ["position_ids"]))
+        graph.node.extend([
+            helper.make_node("Neg", ["num_logits_to_keep"], ["minus"]),
+            helper.make_node("Reshape", ["minus", "flat"], ["begin"]),
+            helper.make_node("Slice", ["all_logits", "begin", "end", "axis"], ["logits"]),
+        ])  # fmt: skip
+        graph.output.append(helper.make_tensor_value_info("all_logits", TensorProto.FLOAT, ["batch", "sequence", VOCABULARY]))
+
+    path = changed(gpt2_file, tmp_path / "more.onnx", change)
+    generator = prefuse.compile_generation(path, max_tokens=MAX_TOKENS, prefill=(8,), cache=False)
+    for prompt in PROMPTS:
+        assert generator.generate(prompt, 12)[0].tolist() == continued(gpt2, prompt, 12)
+    with pytest.raises(UnsupportedModelError, match="input cache_position: it tells one place for all sequences"):
+        prefuse.compile_generation(path, max_tokens=MAX_TOKENS, prefill=(8,), batch=2, cache=False)
 
 
 def test_logits_of_the_last_token_alone_are_refused(gpt2_file: Path, tmp_path: Path) -> None:
