@@ -152,7 +152,7 @@ def _steps(session: Session, batch: int, tokens: int) -> list[float]:
     """The times between new tokens, all made in one call."""
     ends: list[float] = []
     session.rewind(np.full(batch, tokens), [[5]] * batch)
-    session.generate([[]] * batch, _STEPS, stream=lambda _: ends.append(perf_counter()))
+    session.generate([[]] * batch, _STEPS, stop=(), stream=lambda _: ends.append(perf_counter()))
     return np.diff(ends).tolist()
 
 

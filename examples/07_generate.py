@@ -19,21 +19,24 @@ def main() -> None:
     generator = prefuse.compile_generation(model, max_tokens=64, prefill=(16,), batch=2)
 
     prompts = [[5, 90, 3, 17, 44], [9, 33]]  # token numbers, as a tokenizer gives them
-    made = generator.generate(prompts, 12)  # greedy; stop=... ends a text at tokens
+    made = generator.generate(prompts, 12, stop=())  # greedy, and on behind the model's own end, which else ends a text
     expected = model.generate(torch.tensor(prompts[:1]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert np.array_equal(made[0], expected[0, len(prompts[0]) :])
     print("greedy:", made[0].tolist())
     print("drawn: ", generator.generate(prompts, 12, temperature=1.2, top_k=20, top_p=0.9, seed=1)[0].tolist())
 
     session = generator.session()  # a text that grows: only what is new is read
-    session.generate(prompts, 5, stream=lambda tokens: print("a step: ", tokens.tolist()))
+    for tokens in session.stream(prompts, 5):
+        print("a step: ", tokens.tolist())
+    other = session.fork()  # another end of the same text
+    print("likely: ", other.score([[3, 4], [5]]))
     more = session.generate([[7, 7], []], 3)
     print("after two more tokens of one prompt:", more.tolist(), "lengths", session.length.tolist())
 
     with TemporaryDirectory() as folder:
         generator.save(Path(folder, "model.prefuse"))
         again = prefuse.load_generator(Path(folder, "model.prefuse"))  # without torch or a compiler
-        assert np.array_equal(again.generate(prompts, 12), made)
+        assert np.array_equal(again.generate(prompts, 12, stop=()), made)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, poo
     try:
         asked = json.loads(await reader.readline())
         (session := await pool.get()).reset()  # waits while all are taken; who asks for nothing takes none
-        made = await asyncio.to_thread(session.generate, asked["tokens"], asked["n"], stop=asked.get("stop", ()), stream=stream)
+        made = await asyncio.to_thread(session.generate, asked["tokens"], asked["n"], stop=asked.get("stop"), stream=stream)
         send({"made": int(made.shape[1])})
     except (ValueError, KeyError, TypeError, AttributeError, prefuse.CompileError) as error:
         send({"error": str(error)})

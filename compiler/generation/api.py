@@ -7,13 +7,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ...runtime.errors import OptionError, UnsupportedModelError
 from ...runtime.executor import CompiledModel
 from ...runtime.generation.generator import Generator
 from ...runtime.generation.generator_file import Parts
 from ...runtime.generation.loop import GenerationLibrary
+from ...runtime.generation.request import STOPS
 from ...runtime.generation.session import Limits
 from ...runtime.interchange import is_integer
 from ...runtime.precision import PRECISIONS
@@ -29,9 +30,12 @@ if TYPE_CHECKING:
     from ...runtime.staged.staged_model import StagedModel
     from .onnx_step import Decoder
 
+Noted: TypeAlias = tuple[dict[int, CompiledModel], tuple[str, ...]]  # programs by their tokens, and what is slow about them
+
 _OPTIONS = ("pipeline", "profile", "threads", "tuning", "weights")
 _ARGUMENTS = ("max_tokens", "prefill", "batch", "target", "precision", "name", "cache", "progress")
 _MOST_TOKENS = 1 << 24  # of a sequence
+_COPIES = "slow: attention reads copies of its caches, as the model counts keys from the end of a cache"
 _CHECKED = 7  # tokens that a file with recurrent states is given at once
 _HOST = "cpu:avx2,threads=1"  # what chooses tokens that a GPU's program makes the logits of
 
@@ -68,8 +72,10 @@ def compile_generation(
     given = _Request(sequences, most, counts, target, precision, name or _name_of(model), cache, progress, options)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
-        return assembled(_programs_of_module(model, given), most, given.name)
-    return assembled(_programs_of_onnx(model, given), most, given.name)
+        programs, notes = _programs_of_module(model, given)
+        return assembled(programs, most, given.name, _ends_of(model), notes)
+    programs, notes = _programs_of_onnx(model, given)
+    return assembled(programs, most, given.name, (), notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +113,7 @@ class _Request:
         return program
 
 
-def _programs_of_module(model: torch.nn.Module, given: _Request) -> dict[int, CompiledModel]:
+def _programs_of_module(model: torch.nn.Module, given: _Request) -> Noted:
     import torch
 
     from .causal_step import fitting_step
@@ -122,13 +128,30 @@ def _programs_of_module(model: torch.nn.Module, given: _Request) -> dict[int, Co
             count: (torch.zeros(given.batch, count, dtype=torch.int64), torch.zeros(given.batch, dtype=torch.int64))
             for count in (given.counts if takes_pieces(step) else [1])
         }
-        return {count: given.single(net.specialize(*arguments)) for count, arguments in examples.items()}
+        notes = _notes(given.counts, list(examples)) + (_COPIES,) * step.is_left_padded
+        return {count: given.single(net.specialize(*arguments)) for count, arguments in examples.items()}, notes
     finally:
         for part, is_training in modes.items():
             part.training = is_training
 
 
-def _programs_of_onnx(model: object, given: _Request) -> dict[int, CompiledModel]:
+def _ends_of(model: object) -> tuple[int, ...]:
+    """The tokens that end a text by the model's generation_config, as many as a call may have."""
+    given = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    listed = given if isinstance(given, (list, tuple)) else [given]
+    return tuple(int(token) for token in listed if is_integer(token) and token >= 0)[:STOPS]
+
+
+def _notes(wanted: Sequence[int], taken: Sequence[int]) -> tuple[str, ...]:
+    """What is slow about reading prompts by programs of other lengths than wanted."""
+    if dropped := [count for count in wanted if count not in taken]:
+        rest = "token by token" if len(taken) == 1 else f"by {max(taken)} tokens at most"
+        lost = ", ".join(map(str, dropped))
+        return (f"slow: prompts are read {rest}, as by pieces of {lost} the states are others, or a loop over tokens makes them",)
+    return ()
+
+
+def _programs_of_onnx(model: object, given: _Request) -> Noted:
     from ..frontend.importer import import_model
     from .onnx_step import find_decoder
 
@@ -136,10 +159,10 @@ def _programs_of_onnx(model: object, given: _Request) -> dict[int, CompiledModel
     if len(given.counts) == 1 and not decoder.has_positions and not decoder.recurrent:
         what = "the file has no position_ids, so that a step and a prompt must be compared"
         raise OptionError("prefill", what, "give at least one length above 1")
-    if not Target.parse(given.target).is_gpu:
-        return _checked_programs(decoder, given)
-    checked = _checked_programs(decoder, replace(given, target="cpu"))  # what is checked is the file, and here may be no GPU
-    return _decoder_programs(decoder, replace(given, counts=sorted(checked)))
+    is_here = not Target.parse(given.target).is_gpu
+    checked = _checked_programs(decoder, given if is_here else replace(given, target="cpu"))  # of the file: here may be no GPU
+    programs = checked if is_here else _decoder_programs(decoder, replace(given, counts=sorted(checked)))
+    return programs, _notes(given.counts, sorted(checked))
 
 
 def _decoder_programs(decoder: Decoder, given: _Request) -> dict[int, CompiledModel]:
@@ -180,7 +203,9 @@ def _name_of(model: object) -> str:
     return Path(model).stem if isinstance(model, (str, os.PathLike)) else type(model).__name__
 
 
-def assembled(programs: Mapping[int, CompiledModel], max_tokens: int, name: str) -> Generator:
+def assembled(
+    programs: Mapping[int, CompiledModel], max_tokens: int, name: str, ends: Sequence[int], notes: tuple[str, ...]
+) -> Generator:
     """A generator of programs: tokens [batch, count], counts [batch] -> logits [batch, vocabulary]."""
     from ..lowering.generation_code import build_generation_library
 
@@ -190,7 +215,8 @@ def assembled(programs: Mapping[int, CompiledModel], max_tokens: int, name: str)
         target = Target.parse(_HOST)
     code, scratch = build_generation_library(batch, vocabulary, target)
     library = GenerationLibrary(code, target.threads)
-    return Generator(Parts(name, Limits(batch, max_tokens, vocabulary, scratch), dict(sorted(programs.items())), library))
+    limits = Limits(batch, max_tokens, vocabulary, scratch, tuple(token for token in ends if token < vocabulary))
+    return Generator(Parts(name, limits, dict(sorted(programs.items())), library, notes))
 
 
 def _count(name: str, given: object, most: int) -> int:

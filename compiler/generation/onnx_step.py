@@ -9,7 +9,7 @@ the mask hides those that are not written yet: where keys lie plays no part for 
 - Several tokens, concatenated: they lie behind the whole state, [rows + T] keys, and their rows are written to it afterwards.
 - The file writes them behind the keys that the mask shows (GroupQueryAttention): the present is the state.
 
-Inputs that follow from these are given, too: `cache_position` [T] for a batch of 1, and `num_logits_to_keep`, which is 0, for all.
+Inputs that follow from these are given, too: `cache_position` [T], for a batch of 1, and `num_logits_to_keep`: 0, for all.
 Of several outputs beside the caches that named `logits` is taken.
 
 A past without a dimension of tokens, such as `past_conv.N` [batch, channels, width], is a recurrent state: zeros for a sequence
@@ -83,8 +83,9 @@ def find_decoder(model: ir.Model) -> Decoder:
     """
     if BRANCH in (value.name for value in model.graph.inputs):
         model = bind_values(model, {BRANCH: np.ones(1, bool)})
-    if kept := {str(one.name): np.zeros(static_shape(one) or (), np.int64) for one in model.graph.inputs if one.name in LOGITS_KEPT}:
-        model = bind_values(model, kept)
+    kept = [value for value in model.graph.inputs if value.name in LOGITS_KEPT]
+    if kept:
+        model = bind_values(model, {str(value.name): np.zeros(static_shape(value) or (), np.int64) for value in kept})
     inputs, outputs = ({str(value.name): value for value in values} for values in (model.graph.inputs, model.graph.outputs))
     pasts = {_PAST.sub("", name): name for name in inputs if _PAST.match(name)}
     presents = {_PRESENT.sub("", name): name for name in outputs if _PRESENT.match(name)}

@@ -31,6 +31,9 @@ entry:
   %stride_place = getelementptr i8, ptr %control, i64 {_PLACES["stride"]}
   %alive_place = getelementptr i8, ptr %control, i64 {_PLACES["alive"]}
   %callback_place = getelementptr i8, ptr %control, i64 {_PLACES["callback"]}
+  %cancelled_place = getelementptr i8, ptr %control, i64 {_PLACES["cancelled"]}
+  %next_told_place = getelementptr i8, ptr %control, i64 {_PLACES["next_told"]}
+  %calls_place = getelementptr i8, ptr %control, i64 {_PLACES["calls"]}
   %steps = load i64, ptr %steps_place
   %step = load ptr, ptr %step_place
   %step_table = load ptr, ptr %step_table_place
@@ -41,6 +44,7 @@ entry:
   %stride = load i64, ptr %stride_place
   %alive = load ptr, ptr %alive_place
   %callback = load ptr, ptr %callback_place
+  %cancelled = load ptr, ptr %cancelled_place
   %is_silent = icmp eq ptr %callback, null
   %is_empty = icmp sle i64 %steps, 0
   br i1 %is_empty, label %end, label %next
@@ -50,8 +54,15 @@ next:
   call void %sample(ptr %sample_table)
   %made = add i64 %number, 1
   store volatile i64 %made, ptr %made_place
-  br i1 %is_silent, label %told, label %tell
+  br i1 %is_silent, label %told, label %ask
+ask:
+  %next_told = load volatile i64, ptr %next_told_place
+  %is_early = icmp slt i64 %number, %next_told
+  br i1 %is_early, label %told, label %tell
 tell:
+  %calls_before = load volatile i64, ptr %calls_place
+  %calls = add i64 %calls_before, 1
+  store volatile i64 %calls, ptr %calls_place
   %answer = call i32 %callback(i64 %number)
   %is_ended = icmp eq i32 %answer, 0
   br i1 %is_ended, label %end, label %told
@@ -59,7 +70,10 @@ told:
   %running = load volatile i64, ptr %alive
   %is_over = icmp sle i64 %running, 0
   %is_last = icmp sge i64 %made, %steps
-  %is_done = or i1 %is_over, %is_last
+  %asked_to_end = load volatile i64, ptr %cancelled
+  %is_cancelled = icmp ne i64 %asked_to_end, 0
+  %is_ready = or i1 %is_over, %is_last
+  %is_done = or i1 %is_ready, %is_cancelled
   br i1 %is_done, label %end, label %moved
 moved:
   %read = load volatile i64, ptr %step_token
@@ -94,7 +108,7 @@ def build_generation_library(batch: int, vocabulary: int, target: Target) -> tup
     text = tvm.ir.StringImm
     imported = tirx.AttrStmt(text("default"), "pragma_import_llvm", text(_LOOP), steps)
     module = {symbol: kernel, GlobalVar(SAMPLE): sample, GlobalVar(REPEAT): _entry(REPEAT, control, [imported])}
-    return link_library(compile_module(tvm.IRModule(module), target), target), scratch_elements(batch, vocabulary)
+    return link_library(compile_module(tvm.IRModule(module), target), target), scratch_elements(batch, vocabulary, target.threads)
 
 
 def _entry(name: str, pointer: Any, body: list[Any]) -> Any:

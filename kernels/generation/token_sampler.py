@@ -1,10 +1,14 @@
-"""The next token of each sequence: that of the largest logit, or one drawn by temperature, top-k and top-p.
+"""The next token of each sequence: that of the largest logit, or one drawn by temperature, top-k, top-p and min-p.
 
 A token is drawn as the largest of logits / temperature + Gumbel noise, -log(-log u): a draw from their softmax (Gumbel, 1954).
-The noise is a function of seed, step, sequence and token (Philox4x32-10), so that equal seeds draw equal tokens with any number
-of threads. Top-k and top-p need no sorting: each is a threshold, found by a search that halves its range three times a pass over
-the logits. Tokens whose logits equal the threshold all stay. A token whose logit is NaN is never chosen; where no logit is more
-than -inf, that is token 0. Of infinite logits each is as likely, and no other is drawn.
+The noise is a function of the seed, the token's place in its text, the sequence and the token (Philox4x32-10), so that equal
+seeds draw equal tokens with any number of threads, in one call or in several. Top-k and top-p need no sorting: each is a
+threshold, found by a search that halves its range three times a pass over the logits. Tokens whose logits equal the threshold
+all stay. A token whose logit is NaN is never chosen; where no logit is more than -inf, that is token 0. Of infinite logits each
+is as likely, and no other is drawn.
+
+Before all of these a bias is added to the logits, and those of tokens that the text has are divided by the repetition penalty
+where they are above 0, else multiplied by it (Keskar et al., CTRL, 2019).
 """
 
 from __future__ import annotations
@@ -23,30 +27,49 @@ from ..expressions.philox import Key, philox
 from ..template.kernel import new_builder
 
 STOPS = 16  # stop tokens, at most; the others are -1
-SETTINGS = 3  # of a sequence: temperature, 0 for the largest; top-k, 0 for all; top-p, 1 for all
-PARAMETERS = ("logits", "settings", "key", "ends", "state", "scratch", "token", "alive")
+KEY_WORDS = 3  # of a sequence: the seed's low and high half, and a number that tells sequences of one seed apart
+# Of a sequence: temperature, 0 for the largest; top-k, 0 for all; top-p, 1 for all; the logarithm of min-p, -inf for all; the
+# repetition penalty, 1 for none; whether there is a bias, and whether the token's log-probability is wanted, else 0.
+SETTINGS = 7
+_TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _PENALTY, _HAS_BIAS, _WANTS_LOGPROB = range(SETTINGS)
+PARAMETERS = ("logits", "settings", "key", "ends", "state", "scratch", "token", "alive", "bias", "seen", "logprobs")
 
 _LANES = 16  # of all vectors here, on every target, so that numbers do not depend on it
 _BLOCK = 4 * _LANES  # tokens whose noise is the four words of _LANES counters
 _WAYS, _ROUNDS = 8, 11  # of a search: 88 * 8**-11 is less than float32 tells apart
+_NOISE_WORK = 8  # of a token, in passes over the logits
+_MOST_LOGPROBS = 2**31 - 1  # of a call: whatever the caller gives room for
 _DEPTH = 88.0  # a logit so far below the largest has a probability of 0
 _LEAST = -3.0e38  # less than any logit that is finite
+_HOPELESS = -20.0  # noise is from -2.82 to 16.64: what is further below the largest is never the highest with noise
 
 
-def scratch_elements(batch: int, vocabulary: int) -> int:
-    """Numbers of float32 that the kernel wants as scratch."""
-    return 2 * batch * _pitch(vocabulary)
+def scratch_elements(batch: int, vocabulary: int, threads: int) -> int:
+    """Numbers of float32 that the kernel wants as scratch: of each sequence two rows, the largest of each block of the first, the
+    highest of each part with its token, a threshold and a token."""
+    pitch = _pitch(vocabulary)
+    return batch * (2 * pitch + pitch // _BLOCK + 2 * _parts(batch, threads) + 2)
+
+
+def _parts(batch: int, threads: int) -> int:
+    """Into how many parts of the vocabulary the threads share a draw, where there are more of them than sequences."""
+    return threads if threads > batch else 1
 
 
 def token_sampler(batch: int, vocabulary: int, target: Target) -> Any:
     """The kernel, whose parameters are pointers to `PARAMETERS`, in this order:
 
-    logits float32 [batch, vocabulary], settings float32 [batch, SETTINGS], key uint32 [2], ends int64 [STOPS + 1]: stop tokens,
-    then what a sequence gets that has ended; state int64 [1 + batch], which it renews: the step's number, and 1 for each
-    sequence that runs, else 0; scratch; token int64 [batch] and alive int64 [1], how many sequences run, which it writes.
+    logits float32 [batch, vocabulary], settings float32 [batch, SETTINGS], key uint32 [batch, KEY_WORDS], ends int64 [STOPS + 1]:
+    stop tokens, then what a sequence gets that has ended; state int64 [1 + 3 batch]: the step's number and 1 for each sequence
+    that runs, else 0, both of which it renews, then the place in its text of the token of step 0, and how many steps it runs at
+    most; scratch; token int64 [batch] and alive int64 [1], how many sequences run, which it writes.
+
+    Read only where settings say so: bias float32 [batch, vocabulary], added to the logits; seen int8 [batch, vocabulary], 1 for
+    tokens that the text has, to which it adds the new one. It writes logprobs float32 [steps, batch], where wanted: of the
+    step's token by the softmax of the logits as they are.
     """
     builder = new_builder(target)
-    kernel = _Sampler(builder, batch, vocabulary)
+    kernel = _Sampler(builder, batch, vocabulary, _parts(batch, target.threads))
     kernel.build()
     builder.order_parameters(PARAMETERS)
     return builder.function()
@@ -61,6 +84,7 @@ class _Sampler:
     builder: KernelBuilder
     batch: int
     vocabulary: int
+    parts: int
 
     @property
     def pitch(self) -> int:
@@ -71,17 +95,33 @@ class _Sampler:
         """Where a row of scratch begins."""
         return self.builder.bind(row * self.pitch)
 
+    @property
+    def blocks(self) -> int:
+        return self.pitch // _BLOCK
+
+    def _maxima(self, row: Expr) -> Expr:
+        """Where in scratch the largest of each block of a row are."""
+        return self.builder.bind(2 * self.batch * self.pitch + row * self.blocks)
+
+    def _result(self, row: Expr, number: Expr) -> Expr:
+        """A place in scratch for a number of a row: the highest of each part, the token of each, the threshold, the token."""
+        first = self.batch * (2 * self.pitch + self.blocks)
+        return self.builder.bind(first + row * (2 * self.parts + 2) + number)
+
     def parameter(self, name: str) -> Buffer:
         rows = self.batch
         elements, dtype = {
             "logits": (rows * self.vocabulary, "float32"),
             "settings": (rows * SETTINGS, "float32"),
-            "key": (2, "uint32"),
+            "key": (rows * KEY_WORDS, "uint32"),
             "ends": (STOPS + 1, "int64"),
-            "state": (1 + rows, "int64"),
-            "scratch": (scratch_elements(rows, self.vocabulary), "float32"),
+            "state": (1 + 3 * rows, "int64"),
+            "scratch": (self.batch * (2 * self.pitch + self.blocks + 2 * self.parts + 2), "float32"),
             "token": (rows, "int64"),
             "alive": (1, "int64"),
+            "bias": (rows * self.vocabulary, "float32"),
+            "seen": (rows * self.vocabulary, "int8"),
+            "logprobs": (_MOST_LOGPROBS, "float32"),
         }[name]
         return self.builder.parameter(name, elements, dtype)
 
@@ -92,25 +132,61 @@ class _Sampler:
         state, alive = self.parameter("state"), self.parameter("alive")
         with builder.chunks(self.batch, self.batch * self.vocabulary) as row:
             self._row(row)
+        if self.parts > 1:
+            with builder.chunks(self.batch * self.parts, self.batch * self.vocabulary * _NOISE_WORK) as item:
+                row = builder.bind(tirx.floordiv(item, self.parts))
+                self._highest(row, builder.bind(tirx.floormod(item, self.parts)))
+            with builder.loop(self.batch, name="row") as row:
+                self._finish(row)
         builder.store(state, zero, state[zero] + tirx.const(1, "int64"))
         builder.store(alive, zero, tirx.const(0, "int64"))
         with builder.loop(self.batch, name="row") as row:
             builder.store(alive, zero, alive[zero] + state[row + 1])
 
     def _row(self, row: Expr) -> None:
-        """The token of one sequence."""
-        builder, zero = self.builder, tirx.const(0, "int32")
-        chosen = builder.local(1, "int32", "chosen")
-        builder.store(chosen, zero, zero)
-        self._widen(row)
-        temperature = builder.bind(self.parameter("settings")[row * SETTINGS])
+        """The likeliest token of a sequence, or what is needed to draw one; all that there is to do, if that is not shared."""
+        builder, scratch = self.builder, self.parameter("scratch")
         with builder.when(self.parameter("state")[row + 1] > tirx.const(0, "int64")):
-            largest = builder.bind(self._largest(row))
+            base = self._base(row)
+            self._widen(row, base)
+            self._change(row, base)
+            temperature = self._setting(row, _TEMPERATURE)
+            largest = builder.bind(self._largest(base))
             with builder.when(temperature <= math.f32(0.0)):
-                builder.store(chosen, zero, self._place_of(row, largest))
+                token = tirx.Cast("float32", self._place_of(row, largest))
+                builder.store(scratch, self._result(row, 2 * self.parts + 1), token)
             with builder.when(temperature > math.f32(0.0)):
-                self._draw(row, largest, temperature, chosen)
+                self._narrow(row, largest, temperature)
+        if self.parts == 1:
+            self._highest(row, 0)
+            self._finish(row)
+
+    def _draws(self, row: Expr) -> Expr:
+        """Whether a token is drawn."""
+        runs = self.parameter("state")[row + 1] > tirx.const(0, "int64")
+        return self.builder.bind(tirx.And(runs, self._setting(row, _TEMPERATURE) > math.f32(0.0)))
+
+    def _finish(self, row: Expr) -> None:
+        """Take the token that was drawn, and tell of it."""
+        builder, scratch, zero = self.builder, self.parameter("scratch"), tirx.const(0, "int32")
+        best, chosen = builder.local(1, "float32", "best"), builder.local(1, "int32", "chosen")
+        builder.store(chosen, zero, zero)
+        with builder.when(self.parameter("state")[row + 1] > tirx.const(0, "int64")):
+            builder.store(chosen, zero, tirx.Cast("int32", scratch[self._result(row, 2 * self.parts + 1)]))
+            with builder.when(self._setting(row, _TEMPERATURE) > math.f32(0.0)):
+                for part in range(self.parts):
+                    score, place = scratch[self._result(row, part)], scratch[self._result(row, self.parts + part)]
+                    is_best = builder.name(score > best[zero]) if part else tirx.const(True, "bool")
+                    builder.store(chosen, zero, tirx.Select(is_best, tirx.Cast("int32", place), chosen[zero]))
+                    builder.store(best, zero, tirx.Select(is_best, score, best[zero]) if part else score)
+            with builder.when(self._setting(row, _WANTS_LOGPROB) > math.f32(0.0)):
+                self._tell(row, chosen[zero])
+            with builder.when(tirx.NE(self._setting(row, _PENALTY), math.f32(1.0))):
+                builder.store(self.parameter("seen"), row * self.vocabulary + chosen[zero], tirx.const(1, "int8"))
         self._end(row, chosen[zero])
+
+    def _setting(self, row: Expr, number: int) -> Expr:
+        return self.builder.bind(self.parameter("settings")[row * SETTINGS + number])
 
     def _end(self, row: Expr, chosen: Expr) -> None:
         """Store the token, and whether the sequence runs on."""
@@ -118,22 +194,56 @@ class _Sampler:
         one, none = tirx.const(1, "int64"), tirx.const(0, "int64")
         found = builder.local(1, "int64", "found")
         runs = builder.bind(state[row + 1])
+        is_last = builder.bind(state[tirx.const(0, "int32")] + one >= state[1 + 2 * self.batch + row])
         token = builder.bind(tirx.Select(runs > none, tirx.Cast("int64", chosen), ends[STOPS]))
         builder.store(found, tirx.const(0, "int32"), runs)
         with builder.loop(STOPS, name="stop") as number:
             builder.store(found, tirx.const(0, "int32"), tirx.Select(tirx.EQ(ends[number], token), none, found[0]))
         builder.store(self.parameter("token"), row, token)
-        builder.store(state, row + 1, tirx.Select(found[0] > none, one, none))
+        builder.store(state, row + 1, tirx.Select(tirx.And(found[0] > none, tirx.Not(is_last)), one, none))
 
-    def _widen(self, row: Expr) -> None:
-        """Copy a row of logits to scratch, filled up to whole blocks."""
-        builder, scratch, base = self.builder, self.parameter("scratch"), self._base(row)
+    def _widen(self, row: Expr, base: Expr) -> None:
+        """Copy a row of logits to a place in scratch, filled up to whole blocks."""
+        builder, scratch = self.builder, self.parameter("scratch")
         logits = self.parameter("logits")
         builder.vector_loop(
             self.vocabulary, _LANES, lambda i: builder.store(scratch, base + i, logits[row * self.vocabulary + i])
         )
         with builder.loop(self.pitch - self.vocabulary, name="fill") as i:
             builder.store(scratch, base + self.vocabulary + i, math.f32(-inf))
+
+    def _change(self, row: Expr, base: Expr) -> None:
+        """Add the bias to the logits in scratch, and apply the repetition penalty."""
+        builder, scratch, first = self.builder, self.parameter("scratch"), self.builder.bind(row * self.vocabulary)
+        bias, seen, penalty = self.parameter("bias"), self.parameter("seen"), self._setting(row, _PENALTY)
+
+        def add(i: Expr) -> None:
+            builder.store(scratch, base + i, scratch[base + i] + bias[first + i])
+
+        def punish(i: Expr) -> None:
+            value = builder.name(scratch[base + i])
+            lower = tirx.Select(value > math.f32(0.0), value / penalty, value * penalty)
+            builder.store(scratch, base + i, tirx.Select(seen[first + i] > tirx.const(0, "int8"), lower, value))
+
+        with builder.when(self._setting(row, _HAS_BIAS) > math.f32(0.0)):
+            builder.vector_loop(self.vocabulary, _LANES, add)
+        with builder.when(tirx.NE(penalty, math.f32(1.0))):
+            builder.vector_loop(self.vocabulary, _LANES, punish)
+
+    def _tell(self, row: Expr, chosen: Expr) -> None:
+        """Store the log-probability of the token by the logits as they are."""
+        builder, scratch, base = self.builder, self.parameter("scratch"), self._base(self.batch + row)
+        self._widen(row, base)
+        largest = builder.bind(tirx.min(self._largest(base), math.f32(-_LEAST)))
+
+        def below(value: Expr) -> Expr:
+            difference = builder.name(value - largest)
+            return builder.name(tirx.Select(difference > math.f32(0.0), math.f32(0.0), difference))
+
+        total = self._sums(base, lambda i: math.exp_nonpositive(builder.name, below(scratch[base + i])), [math.f32(-inf)])[0]
+        found = below(scratch[base + chosen]) - math.log(builder.name, total)
+        step = tirx.Cast("int32", self.parameter("state")[tirx.const(0, "int32")])
+        builder.store(self.parameter("logprobs"), step * self.batch + row, found)
 
     def _vectors(self, body: Callable[[Expr], None]) -> None:
         """`body` for each place in a row of scratch, vector by vector."""
@@ -155,9 +265,9 @@ class _Sampler:
             half //= 2
         return lanes[tirx.const(0, "int32")]
 
-    def _largest(self, row: Expr) -> Expr:
-        """The largest logit; NaN never is."""
-        scratch, base, best = self.parameter("scratch"), self._base(row), self._lanes("float32", math.f32(_LEAST))
+    def _largest(self, base: Expr) -> Expr:
+        """The largest number of a row of scratch; NaN never is."""
+        scratch, best = self.parameter("scratch"), self._lanes("float32", math.f32(_LEAST))
 
         def look(i: Expr) -> None:
             value, lane = self.builder.name(scratch[base + i]), tirx.floormod(i, _LANES)
@@ -180,23 +290,28 @@ class _Sampler:
         found = self.builder.bind(self._folded(first, tirx.min))
         return tirx.Select(found < self.vocabulary, found, tirx.const(0, "int32"))
 
-    def _draw(self, row: Expr, largest: Expr, temperature: Expr, chosen: Buffer) -> None:
-        """Draw a token: `chosen` is set."""
-        builder, scratch, settings = self.builder, self.parameter("scratch"), self.parameter("settings")
-        base, weights = self._base(row), self._base(self.batch + row)
+    def _narrow(self, row: Expr, largest: Expr, temperature: Expr) -> None:
+        """Make the logits of a row what they are below the largest, and find the threshold below which no token is drawn."""
+        builder, scratch = self.builder, self.parameter("scratch")
+        base, weights, maxima = self._base(row), self._base(self.batch + row), self._maxima(row)
         zero = tirx.const(0, "int32")
-        top_k, top_p = (builder.bind(settings[row * SETTINGS + number]) for number in (1, 2))
+        top_k, top_p = self._setting(row, _TOP_K), self._setting(row, _TOP_P)
         largest = builder.bind(tirx.min(largest, math.f32(-_LEAST)))
-
-        def scale(i: Expr) -> None:
-            below = builder.name((scratch[base + i] - largest) / temperature)
-            builder.store(scratch, base + i, tirx.Select(below > math.f32(0.0), math.f32(0.0), below))  # inf becomes 0, NaN stays
-
-        self._vectors(scale)
+        with builder.loop(self.blocks, name="block") as block:
+            first = builder.bind(base + block * _BLOCK)
+            seen = self._lanes("float32", math.f32(_LEAST), "seen")
+            for part in range(4):
+                with builder.loop(_LANES, "vectorized", "lane") as lane:
+                    place = first + part * _LANES + lane
+                    below = builder.name((scratch[place] - largest) / temperature)
+                    below = builder.name(tirx.Select(below > math.f32(0.0), math.f32(0.0), below))  # inf becomes 0, NaN stays
+                    builder.store(scratch, place, below)
+                    builder.store(seen, lane, tirx.Select(below > seen[lane], below, seen[lane]))
+            builder.store(scratch, maxima + block, self._folded(seen, tirx.max))
         threshold = builder.local(1, "float32", "threshold")
         builder.store(threshold, zero, math.f32(-_DEPTH))
         with builder.when(top_k > math.f32(0.0)):
-            self._search(base, lambda _: math.f32(1.0), top_k, threshold)
+            self._search(base, maxima, lambda _: math.f32(1.0), top_k, threshold)
         with builder.when(top_p < math.f32(1.0)):
             kept = builder.bind(threshold[zero])
 
@@ -206,11 +321,12 @@ class _Sampler:
                 builder.store(scratch, weights + i, tirx.Select(below >= kept, weight, math.f32(0.0)))
 
             self._vectors(weigh)
-            total = self._sums(base, lambda i: scratch[weights + i], [math.f32(-_DEPTH)])[0]
-            self._search(base, lambda i: scratch[weights + i], builder.bind(total) * top_p, threshold)
-        self._highest(row, base, threshold[zero], chosen)
+            total = self._sums(base, lambda i: scratch[weights + i], [math.f32(-_DEPTH)], maxima)[0]
+            self._search(base, maxima, lambda i: scratch[weights + i], builder.bind(total) * top_p, threshold)
+        least = tirx.max(self._setting(row, _MIN_P), math.f32(_HOPELESS))
+        builder.store(scratch, self._result(row, 2 * self.parts), tirx.max(threshold[zero], least))
 
-    def _search(self, base: Expr, weight: Callable[[Expr], Expr], goal: Expr, threshold: Buffer) -> None:
+    def _search(self, base: Expr, maxima: Expr, weight: Callable[[Expr], Expr], goal: Expr, threshold: Buffer) -> None:
         """Raise the threshold to the largest such that the weights of all that is not below it sum to the goal, if one is so."""
         builder, zero = self.builder, tirx.const(0, "int32")
         goal = builder.bind(goal)
@@ -220,13 +336,14 @@ class _Sampler:
         with builder.loop(_ROUNDS, name="round"):
             builder.store(width, zero, width[zero] * math.f32(1 / _WAYS))
             bounds = [builder.bind(least[zero] + width[zero] * math.f32(way)) for way in range(1, _WAYS)]
-            sums = self._sums(base, weight, bounds)
+            sums = self._sums(base, weight, bounds, maxima)
             for bound, total in zip(bounds, sums, strict=True):
                 builder.store(least, zero, tirx.Select(total >= goal, bound, least[zero]))
         builder.store(threshold, zero, tirx.max(threshold[zero], least[zero]))
 
-    def _sums(self, base: Expr, weight: Callable[[Expr], Expr], bounds: list[Expr]) -> list[Expr]:
-        """The sums of the weights of all tokens that are not below each bound."""
+    def _sums(self, base: Expr, weight: Callable[[Expr], Expr], bounds: list[Expr], maxima: Expr | None = None) -> list[Expr]:
+        """The sums of the weights of all tokens that are not below each bound, which ascend; blocks whose largest are below all
+        of these add nothing."""
         builder, scratch = self.builder, self.parameter("scratch")
         sums = [self._lanes("float32", math.f32(0.0)) for _ in bounds]
 
@@ -235,33 +352,44 @@ class _Sampler:
             for total, bound in zip(sums, bounds, strict=True):
                 builder.store(total, lane, total[lane] + tirx.Select(below >= bound, own, math.f32(0.0)))
 
-        self._vectors(add)
+        if maxima is None:
+            self._vectors(add)
+        else:
+            with (
+                builder.loop(self.blocks, name="block") as block,
+                builder.when(scratch[maxima + block] >= bounds[0]),
+                builder.loop(_BLOCK // _LANES, name="part") as part,
+                builder.loop(_LANES, "vectorized", "lane") as lane,
+            ):
+                add(block * _BLOCK + part * _LANES + lane)
         return [builder.bind(self._folded(total, lambda a, b: a + b)) for total in sums]
 
-    def _highest(self, row: Expr, base: Expr, threshold: Expr, chosen: Buffer) -> None:
-        """The token that is the largest with noise, of those that are not below the threshold."""
+    def _highest(self, row: Expr, part: Expr) -> None:
+        """The token that is the largest with noise, of those of a part that are not below the threshold, if one is drawn."""
         builder, scratch = self.builder, self.parameter("scratch")
-        threshold = builder.bind(threshold)
-        best, places = self._lanes("float32", math.f32(_LEAST)), self._lanes("int32", tirx.const(0, "int32"), "places")
-        with builder.loop(self.pitch // _BLOCK, name="block") as block:
-            first = builder.bind(base + block * _BLOCK)
-            seen = self._lanes("float32", math.f32(_LEAST), "seen")
-            for part in range(4):
-                with builder.loop(_LANES, "vectorized", "lane") as lane:
-                    below = builder.name(scratch[first + part * _LANES + lane])
-                    builder.store(seen, lane, tirx.Select(below > seen[lane], below, seen[lane]))
-            with builder.when(self._folded(seen, tirx.max) >= threshold), builder.loop(_LANES, "vectorized", "lane") as lane:
-                for part, noise in enumerate(self._noise(row, block * _LANES + lane)):
-                    below = builder.name(scratch[first + part * _LANES + lane])
-                    score = builder.name(tirx.Select(below >= threshold, below + noise, math.f32(_LEAST)))
-                    place = block * _BLOCK + part * _LANES + lane
-                    is_best = builder.name(score > best[lane])
-                    builder.store(best, lane, tirx.Select(is_best, score, best[lane]))
-                    builder.store(places, lane, tirx.Select(is_best, tirx.Cast("int32", place), places[lane]))
-        self._first_best(best, places, chosen)
+        with builder.when(self._draws(row)):
+            threshold, draw = builder.bind(scratch[self._result(row, 2 * self.parts)]), self._draw_of(row)
+            base, maxima = self._base(row), self._maxima(row)
+            best, places = self._lanes("float32", math.f32(_LEAST)), self._lanes("int32", tirx.const(0, "int32"), "places")
+            begin = builder.bind(tirx.floordiv(part * self.blocks, self.parts)) if self.parts > 1 else 0
+            end = builder.bind(tirx.floordiv((part + 1) * self.blocks, self.parts)) if self.parts > 1 else self.blocks
+            with builder.loop(end - begin, name="block") as number:
+                block = builder.bind(begin + number)
+                with builder.when(scratch[maxima + block] >= threshold), builder.loop(_LANES, "vectorized", "lane") as lane:
+                    for quarter, noise in enumerate(self._noise(draw, block * _LANES + lane)):
+                        place = block * _BLOCK + quarter * _LANES + lane
+                        below = builder.name(scratch[base + place])
+                        score = builder.name(tirx.Select(below >= threshold, below + noise, math.f32(_LEAST)))
+                        is_best = builder.name(score > best[lane])
+                        builder.store(best, lane, tirx.Select(is_best, score, best[lane]))
+                        builder.store(places, lane, tirx.Select(is_best, tirx.Cast("int32", place), places[lane]))
+            highest, place = self._first_best(best, places)
+            builder.store(scratch, self._result(row, part), highest)
+            builder.store(scratch, self._result(row, self.parts + part), tirx.Cast("float32", place))
 
-    def _first_best(self, best: Buffer, places: Buffer, chosen: Buffer) -> None:
-        builder, zero = self.builder, tirx.const(0, "int32")
+    def _first_best(self, best: Buffer, places: Buffer) -> tuple[Expr, Expr]:
+        """The highest of all lanes, and the first token that has it."""
+        builder = self.builder
         held = self._lanes("float32", math.f32(_LEAST), "held")
         with builder.loop(_LANES, "vectorized", "lane") as lane:
             builder.store(held, lane, best[lane])
@@ -269,13 +397,20 @@ class _Sampler:
         with builder.loop(_LANES, "vectorized", "lane") as lane:
             is_highest = tirx.EQ(best[lane], highest)
             builder.store(places, lane, tirx.Select(is_highest, places[lane], tirx.const(self.vocabulary - 1, "int32")))
-        builder.store(chosen, zero, self._folded(places, tirx.min))
+        return highest, self._folded(places, tirx.min)
 
-    def _noise(self, row: Expr, counter: Expr) -> list[Expr]:
+    def _draw_of(self, row: Expr) -> tuple[Key, tuple[Expr, ...]]:
+        """What tells the draw of this token from all others: the seed, and words of the counter above that of the token."""
+        builder, state, key = self.builder, self.parameter("state"), self.parameter("key")
+        low, high, stream = (builder.bind(key[row * KEY_WORDS + word]) for word in range(KEY_WORDS))
+        place = builder.bind(state[1 + self.batch + row] + state[tirx.const(0, "int32")])
+        words = (tirx.Cast("uint32", place), tirx.Cast("uint32", place >> tirx.const(32, "int64")))
+        return Key(low, high), (stream, *map(builder.bind, words))
+
+    def _noise(self, draw: tuple[Key, tuple[Expr, ...]], counter: Expr) -> list[Expr]:
         """Gumbel noise of the four tokens of a counter: u is the middle of one of 2**23 parts of (0, 1)."""
-        builder, key, step = self.builder, self.parameter("key"), self.parameter("state")[tirx.const(0, "int32")]
-        high = tirx.Cast("uint32", step >> tirx.const(32, "int64"))
-        words = philox(counter, Key(key[0], key[1]), builder.name, (tirx.Cast("uint32", row), tirx.Cast("uint32", step), high))
+        builder, (key, others) = self.builder, draw
+        words = philox(counter, key, builder.name, others)
         found = []
         for word in words:
             middle = tirx.Cast("float32", word >> tirx.const(9, "uint32")) + math.f32(0.5)

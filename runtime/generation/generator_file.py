@@ -1,6 +1,6 @@
 """The `.prefuse` file of a text generator: one zip whose members are stored uncompressed.
 
-generator.json         its name and limits, and how many tokens each program takes
+generator.json         its name, limits and notes, and how many tokens each program takes
 library.so             the native code beside the programs
 shared.safetensors     large weights of the programs, each once, where there are any
 tokens-N.prefuse       the program that takes N tokens of each sequence, as a file of its own would hold it but for these
@@ -14,7 +14,7 @@ import json
 import os
 import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..archive import (
@@ -42,24 +42,27 @@ from ..target import Target
 from .loop import GenerationLibrary
 from .session import Limits
 
-FORMAT = 1
+FORMAT = 2
 GENERATOR, LIBRARY = "generator.json", "library.so"
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a generator is made of: its programs by the number of tokens that they take of each sequence, that of 1 for steps."""
+    """What a generator is made of: its programs by the number of tokens that they take of each sequence, that of 1 for steps; and
+    notes of what makes texts slow."""
 
     name: str
     limits: Limits
     programs: Mapping[int, CompiledModel]
     library: GenerationLibrary
+    notes: tuple[str, ...] = ()
 
 
 def save_parts(path: str | os.PathLike[str], parts: Parts) -> None:
     """Write a generator to a file, or leave whatever was at `path` untouched. Raises ProgramFileError."""
     programs = parts.programs
-    text = json.dumps({"name": parts.name, "limits": asdict(parts.limits), "tokens": list(programs)})
+    described = {"name": parts.name, "limits": asdict(parts.limits), "tokens": list(programs), "notes": parts.notes}
+    text = json.dumps(described)
     with new_archive(Path(path)) as archive:
         hashes = {
             GENERATOR: write_member(archive, GENERATOR, text.encode()),
@@ -97,9 +100,10 @@ def _read(section: Section, archive: zipfile.ZipFile) -> Parts:
         check_hash(member, hashlib.sha256(found).hexdigest(), hashes)
     told = json.loads(text)
     match told:
-        case {"name": str(name), "tokens": list(tokens), "limits": dict(most)}:
+        case {"name": str(name), "tokens": list(tokens), "limits": {"ends": list(ends), **most}, "notes": list(notes)}:
             counts = list(map(_number, tokens))
-            limits = Limits(**{limit: _number(most.get(limit)) for limit in (field.name for field in fields(Limits))})
+            numbers = {limit: _number(most.get(limit)) for limit in ("batch", "max_tokens", "vocabulary", "scratch")}
+            limits = Limits(**numbers, ends=tuple(map(_number, ends)))
         case _:
             raise ProgramFileError(GENERATOR, "it does not describe a generator", COPY_AGAIN)
     has_shared = SHARED_CONSTANTS in members
@@ -114,7 +118,7 @@ def _read(section: Section, archive: zipfile.ZipFile) -> Parts:
         if shapes != [(limits.batch, count), (limits.batch,), (limits.batch, limits.vocabulary)]:
             raise ProgramFileError(_member(count), "it is no program of this generator", RECOMPILE)
     threads = Target.parse(programs[1].plan.target).threads
-    return Parts(name, limits, programs, GenerationLibrary(content, threads))
+    return Parts(name, limits, programs, GenerationLibrary(content, threads), tuple(map(str, notes)))
 
 
 def _program(name: str, section: Section, hashes: Mapping[str, object], shared: Mapping[str, SharedConstant]) -> CompiledModel:

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
 import threading
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, Unpack, overload
 
 import numpy as np
 
-from ..archive import COPY_AGAIN
-from ..cpu_device import CpuInvocation
 from ..device import Invocation
-from ..errors import InputError, ProgramFileError
+from ..errors import InputError
 from ..executor import CompiledModel, Context
 from ..interchange import is_integer
-from .loop import GenerationLibrary, function_address
-from .request import Choice, Stop, Stream, Tokens, choice_of, has_no_rows, prompts_of
-
-Table: TypeAlias = "ctypes.Array[ctypes.c_int64]"  # of addresses
+from .loop import GenerationLibrary
+from .request import Counts, Request, Settings, Stream, Tokens, prompts_of, request_of, with_room
+from .session_file import UNKNOWN, Texts, load_texts, rows_in_use, save_texts, set_rows
+from .steps import Steps
 
 LENGTH = "length"  # the state of the programs that says how many tokens of each sequence are in the caches
 RECURRENT = "recurrent_"  # what the names of states begin with that each token changes whole
@@ -32,13 +26,14 @@ RECURRENT = "recurrent_"  # what the names of states begin with that each token 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a generator was compiled for: sequences of a call, tokens of a sequence, tokens that there are; and how many numbers
-    of scratch its sampler wants."""
+    """What a generator was compiled for: sequences of a call, tokens of a sequence, tokens that there are; how many numbers of
+    scratch its sampler wants; and the tokens that end a sequence where a call does not say what does."""
 
     batch: int
     max_tokens: int
     vocabulary: int
     scratch: int
+    ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +47,10 @@ class _Reader:
 
 
 class Session:
-    """Texts of a generator, empty at first. One thread at a time may use it.
+    """Texts of a generator, empty at first. One thread at a time may use it, but for `cancel` and `length`.
 
     `generate` adds prompts to the texts and continues them. Whatever ends a call with an exception leaves the texts as they
-    were before it; a `stream` that ends it leaves what was made.
+    were before it; a `stream` that ends it, or `cancel`, leaves what was made.
     """
 
     def __init__(
@@ -67,112 +62,202 @@ class Session:
         """Take the memory of caches and activations. Raises ArenaMemoryError."""
         batch, vocabulary = limits.batch, limits.vocabulary
         self._batch, self._max_tokens, self._vocabulary = batch, limits.max_tokens, vocabulary
-        self._library = library
+        self._limits, self._programs, self._library = limits, programs, library
         first = programs[1].context()
         self._states = first.states
         self._recurrent = [name for name in self._states if name.startswith(RECURRENT)]
+        self._caches = [
+            state.name
+            for state, _ in self._states.layout
+            if state.name not in self._recurrent and len(state.type.shape) == _CACHE_RANK  # a model may keep other things
+        ]
         contexts = {count: first if count == 1 else program.context_of(self._states) for count, program in programs.items()}
         self._readers = [_reader(batch, count, context) for count, context in sorted(contexts.items())]
         self._logits = np.zeros((batch, vocabulary), np.float32)
-        self._state = np.ones(1 + batch, np.int64)  # of the sampler: the number of its step, and which sequences run
-        self._alive = np.zeros(1, np.int64)
-        self._scratch = np.empty(limits.scratch, np.float32)
-        self._waiting: list[list[int]] = [[] for _ in range(batch)]  # of the texts, what is not in the caches
+        self._steps = Steps(library, self._readers[0].call, self._logits, limits.scratch)
+        self._read: list[list[int]] = [[] for _ in range(batch)]  # of the texts, what is in the caches
+        self._waiting: list[list[int]] = [[] for _ in range(batch)]  # and what is not
+        self._before: tuple[np.ndarray, list[list[int]], dict[str, np.ndarray]] = np.zeros(batch, np.int64), [], {}  # of the call
         self._has_nan = False  # in caches that were loaded
         self._lock = threading.Lock()
+
+    @overload
+    def generate(
+        self,
+        tokens: Tokens,
+        n: Counts,
+        *,
+        logprobs: Literal[False] = False,
+        stream: Stream | None = None,
+        **settings: Unpack[Settings],
+    ) -> np.ndarray: ...
+
+    @overload
+    def generate(
+        self,
+        tokens: Tokens,
+        n: Counts,
+        *,
+        logprobs: Literal[True],
+        stream: Stream | None = None,
+        **settings: Unpack[Settings],
+    ) -> tuple[np.ndarray, np.ndarray]: ...
 
     def generate(
         self,
         tokens: Tokens,
-        n: int,
+        n: Counts,
         *,
-        temperature: float | Sequence[float] = 0.0,
-        top_k: int | Sequence[int] = 0,
-        top_p: float | Sequence[float] = 1.0,
-        seed: int | None = None,
-        stop: Stop = (),
-        pad: int | None = None,
+        logprobs: bool = False,
         stream: Stream | None = None,
-    ) -> np.ndarray:
+        **settings: Unpack[Settings],
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """Add prompts to the texts, and continue them; arguments, result and errors are those of `Generator.generate`.
 
-        A prompt may be empty where there is a text. Where n is 0, prompts are only read. No rows of prompts give no rows.
+        A prompt may be empty where there is a text. Sequences that have no prompt here, as fewer are given than the batch has,
+        stay as they are. Where n is 0, a prompt is only read. A text without a prompt and without room stays as it is, if there
+        are others that go on. No rows of prompts give no rows.
         """
         with self._held():
-            is_empty = has_no_rows(tokens, self._batch)
-            prompts = [] if is_empty else prompts_of(tokens, self._batch, self._vocabulary)
-            choice = choice_of(self._batch, self._vocabulary, temperature, top_k, top_p, seed, stop, pad)
-            if not is_integer(n) or n < 0:
-                raise InputError("n", f"{n!r} new tokens", "give a whole number from 0 on")
-            if n > self._max_tokens:
-                raise InputError("n", f"{n} new tokens", f"the caches hold {self._max_tokens}: give fewer")
+            request = self._checked(tokens, n, settings)
             if stream is not None and not callable(stream):
                 raise InputError("stream", f"{stream!r} cannot be called", "give a function of the new tokens")
-            if is_empty:
-                return np.empty((0, int(n)), np.int64)
-            self._check_room(prompts, int(n))
-            before = self.length, [list(row) for row in self._waiting]
-            recurrent = {name: self._states[name] for name in self._recurrent}
-            try:
-                return self._generate(prompts, int(n), choice, stream)
-            except BaseException:
-                self._go_back(*before)
-                for name, state in recurrent.items():
-                    self._states[name] = state
-                raise
+            request.choice.settings[:, -1] = bool(logprobs)
+            with self._undone():
+                made = self._generate(request, stream) if request.rows else np.empty((0, request.columns), np.int64)
+            if not logprobs:
+                return made
+            told = self._steps.logprobs[: made.shape[1], : request.rows].T
+            return made, np.ascontiguousarray(told) if made.size else np.zeros(made.shape, np.float32)
+
+    def stream(self, tokens: Tokens, n: Counts, **settings: Unpack[Settings]) -> Iterator[np.ndarray]:
+        """Add prompts to the texts, and continue them as `generate` does, step by step: new tokens int64 [rows] of each.
+
+        The session is taken from the first token on until the iterator ends or is closed, as a `for` loop does that is left;
+        what was made by then is the text. What is wrong with the arguments is raised here, else errors are those of `generate`.
+        """
+        with self._held():
+            request = self._checked(tokens, n, settings)
+        return self._streamed(request)
+
+    def score(self, tokens: Tokens) -> list[np.ndarray]:
+        """Add tokens to the texts, and tell how likely they were, read one by one.
+
+        Returns:
+            the log-probability of each token, float32 [tokens] of each row: by all tokens before it, NaN where there are none.
+
+        Raises:
+            InputError: no such tokens, or more than the caches hold; or `cancel` was called. The texts stay.
+        """
+        with self._held():
+            request = self._checked(tokens, 0, {})
+            with self._undone():
+                return self._score(request.prompts)[: request.rows]
+
+    def cancel(self) -> None:
+        """Ask the call under way in another thread to end: between two steps, or two pieces of a prompt. Nothing without one.
+
+        The call returns what was made, perhaps nothing: then the prompts wait for the next one, which reads them.
+        """
+        self._steps.cancel()
 
     @property
     def length(self) -> np.ndarray:
         """How many tokens of each text are in the caches, int64 [batch]; the last one made is not yet."""
         return self._states[LENGTH]
 
-    def reset(self) -> None:
-        """Begin new texts."""
+    @property
+    def waiting(self) -> list[list[int]]:
+        """The tokens of each text that are not in the caches yet: the last one made, and what `rewind` left there."""
+        return [list(row) for row in self._waiting]
+
+    def fork(self) -> Session:
+        """Another session with the same texts, which go on independently: a copy of the rows of the caches that are in use.
+
+        Raises:
+            InputError: the session is in use.
+            ArenaMemoryError: there is no memory for another one.
+        """
         with self._held():
-            self._go_back(np.zeros(self._batch, np.int64), [[] for _ in range(self._batch)])
+            other = Session(self._limits, self._programs, self._library)
+            other._take(self._texts())
+            other._has_nan = self._has_nan or bool(np.isnan(self._logits).any())
+            return other
+
+    def __copy__(self) -> Session:
+        """As `fork`."""
+        return self.fork()
+
+    def __deepcopy__(self, memo: object) -> Session:
+        """As `fork`."""
+        return self.fork()
+
+    def reset(self, rows: Sequence[int] | None = None) -> None:
+        """Begin new texts, or those of some rows of the batch alone. Raises InputError for rows that there are not."""
+        with self._held():
+            numbers = range(self._batch) if rows is None else list(rows)
+            if outside := [row for row in numbers if not is_integer(row) or row not in range(self._batch)]:
+                raise InputError("rows", f"there is no row {outside[0]!r}", f"give numbers from 0 to {self._batch - 1}")
+            length = self.length
+            length[list(numbers)] = 0
+            self._go_back(length, [[] if row in numbers else waiting for row, waiting in enumerate(self._waiting)])
 
     def rewind(self, length: Sequence[int] | np.ndarray, waiting: Sequence[Sequence[int]]) -> None:
         """Go back, or on, to texts of `length` tokens in the caches, as they are there, and `waiting` ones after them.
 
-        Recurrent states are of the last token alone: with them a text begins anew, or stays.
+        Before more tokens are made of a text, at least one must wait: to take tokens back, go to the length before the last
+        that stays, and give that. Going on is to rows of texts that were taken back, or to zeros. Recurrent states are of the
+        last token alone: with them a text begins anew, or stays.
 
         Raises:
-            InputError: there is no room for so many, or no such token; another thread uses the session; or recurrent states
-                cannot go there.
+            InputError: there is no room for so many, or no such token; the session is in use; or recurrent states cannot go
+                there.
         """
         with self._held():
             lengths = np.asarray(length)
-            is_inside = lengths.dtype.kind == "i" and bool(((lengths >= 0) & (lengths <= self._max_tokens)).all())
+            is_inside = lengths.dtype.kind in "iu" and bool(((lengths >= 0) & (lengths <= self._max_tokens)).all())
             if lengths.shape != (self._batch,) or not is_inside:
                 raise InputError("length", f"{length!r} given", f"give {self._batch} numbers from 0 to {self._max_tokens}")
             if self._recurrent and ((lengths != 0) & (lengths != self.length)).any():
                 fix = f"give 0, or the lengths that there are ({self.length.tolist()}), or save the session before"
                 raise InputError("length", "the model's recurrent states are those of its last token", fix)
             rows = prompts_of([list(row) for row in waiting], self._batch, self._vocabulary)
+            if len(rows) != self._batch:
+                raise InputError("waiting", f"{len(rows)} rows given", f"give {self._batch}, empty ones perhaps")
             self._go_back(lengths.astype(np.int64), rows)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the texts' caches to a file. Raises ProgramFileError, or InputError if another thread uses the session."""
+        """Write the texts to a file, of caches the rows in use.
+
+        Raises:
+            ProgramFileError: it cannot be written.
+            InputError: the session is in use.
+        """
         with self._held():
-            self._states.save(path, {_WAITING: json.dumps(self._waiting).encode()})
+            save_texts(path, self._states, self._texts())
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on with texts that `save` wrote; if it fails, those that are here stay.
 
         Raises:
             ProgramFileError: no such file, a corrupt one, or one of another program.
-            InputError: another thread uses the session.
+            InputError: the session is in use.
         """
         with self._held():
-            waiting = _read_waiting(Path(path), self._batch, self._vocabulary)
-            self._states.load(path, check=self._check_states)
-            self._waiting = waiting
-            self._has_nan = self._keeps_nan()
+            texts = load_texts(path, self._states, self._caches, LENGTH, self._max_tokens, self._vocabulary)
+            self._go_back(np.zeros(self._batch, np.int64), self._waiting)  # clears NaN of rows that no saved one replaces
+            self._take(texts)
+            self._has_nan = any(np.isnan(array).any() for array in texts.states.values())
 
-    def _check_states(self, states: Mapping[str, np.ndarray]) -> str:
-        """Why saved states are of no texts: kernels write behind the length that they tell. Empty if they are."""
-        is_inside = (states[LENGTH] >= 0) & (states[LENGTH] <= self._max_tokens)
-        return "" if is_inside.all() else f"lengths {states[LENGTH].tolist()}, where there is room for {self._max_tokens} tokens"
+    def _texts(self) -> Texts:
+        """A copy of the texts."""
+        states = rows_in_use(self._states, self._caches, self.length.tolist())
+        return Texts(states, [list(row) for row in self._read], self.waiting)
+
+    def _take(self, texts: Texts) -> None:
+        """Have other texts."""
+        set_rows(self._states, texts.states)
+        self._read, self._waiting = texts.read, texts.waiting
 
     def _go_back(self, length: np.ndarray, waiting: list[list[int]]) -> None:
         """Forget what is in the caches from these places on.
@@ -180,14 +265,16 @@ class Session:
         A model may look at forgotten rows, whose weight is 0, as numbers: NaN would stay there, which logits tell.
         """
         if self._has_nan or np.isnan(self._logits).any():
-            for name in self._states.keys() - {LENGTH, *self._recurrent}:  # the last of which programs empty
+            for name in self._caches:  # recurrent states are emptied by programs
                 cache = self._states[name]
-                if cache.ndim == _CACHE_RANK:  # a model may keep other things
-                    for sequence, first in zip(cache, length.tolist(), strict=True):
-                        sequence[:, first:] = 0
-                    self._states[name] = cache
+                for sequence, first in zip(cache, length.tolist(), strict=True):
+                    sequence[:, first:] = 0
+                self._states[name] = cache
             self._logits[:], self._has_nan = 0, self._keeps_nan()
         self._states[LENGTH] = length
+        self._read = [
+            [*row[:held], *[UNKNOWN] * (held - len(row))] for row, held in zip(self._read, length.tolist(), strict=True)
+        ]
         self._waiting = waiting
 
     def _keeps_nan(self) -> bool:
@@ -196,58 +283,126 @@ class Session:
     @contextmanager
     def _held(self) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
-            raise InputError("session", "another thread is using it", "give each thread its own: generator.session()")
+            what = "it is in use: by another thread, by the call whose stream this is, or by an iterator that has not ended"
+            raise InputError("session", what, "give each thread its own, generator.session(), and close iterators")
         try:
             yield
         finally:
             self._lock.release()
 
-    def _check_room(self, prompts: Sequence[Sequence[int]], n: int) -> None:
-        """Raise InputError if a sequence has no token to begin with, or more than the caches hold."""
-        for number, (prompt, waiting, held) in enumerate(zip(prompts, self._waiting, self.length.tolist(), strict=True)):
-            where = f"tokens of sequence {number}" if self._batch > 1 else "tokens"
-            if not prompt and not waiting and n:
-                raise InputError(where, "an empty prompt, and no text before it", "give at least one token")
-            needed = held + len(waiting) + len(prompt) + max(n - 1, 0)  # the last new token is not kept
-            if needed > self._max_tokens and (prompt or n):
-                what = f"{held + len(waiting)} tokens before, {len(prompt)} of the prompt and {n} new ones"
-                fix = f"the caches hold {self._max_tokens}: give fewer, or compile with a larger max_tokens"
-                raise InputError(where, what, fix)
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """What ends a call with an exception leaves the texts as they were."""
+        self._steps.renew()
+        self._before = self.length, self.waiting, {name: self._states[name] for name in self._recurrent}
+        try:
+            yield
+        except BaseException:
+            self._undo()
+            raise
 
-    def _generate(self, prompts: Sequence[Sequence[int]], n: int, choice: Choice, stream: Stream | None) -> np.ndarray:
-        texts = [[*waiting, *prompt] for waiting, prompt in zip(self._waiting, prompts, strict=True)]
-        if n == 0:  # all but the last token of each, as after tokens were made
-            self._waiting = [text[:-1] for text in texts]
-            self._read_prompts()
-            self._waiting = [text[-1:] for text in texts]
-            return np.empty((self._batch, 0), np.int64)
-        self._waiting = texts
+    def _undo(self) -> None:
+        """Have the texts that were there before the call."""
+        length, waiting, recurrent = self._before
+        self._go_back(length, waiting)
+        for name, state in recurrent.items():
+            self._states[name] = state
+
+    def _checked(self, tokens: Tokens, n: Counts, settings: Settings) -> Request:
+        """What a call asks for, of texts as they are. Raises InputError."""
+        limits = self._limits
+        request = request_of(tokens, n, self._batch, self._vocabulary, self._max_tokens, limits.ends, settings)
+        return self._with_room(request)
+
+    def _with_room(self, request: Request) -> Request:
+        return with_room(request, self.length.tolist(), self._waiting, self._max_tokens)
+
+    def _generate(self, request: Request, stream: Stream | None) -> np.ndarray:
+        rows, steps = request.rows, self._steps
+        kept = self._begin(request)
+        if kept is None:
+            return np.empty((rows, 0), np.int64)
+        if stream is None or stream(steps.last(rows)) is not False:
+            steps.run(len(steps.made), rows, stream)
+        self._settle(request, kept)
+        return np.ascontiguousarray(steps.made[: steps.count, :rows].T)
+
+    def _streamed(self, request: Request) -> Iterator[np.ndarray]:
+        with self._held(), self._undone():
+            request = self._with_room(request)  # the text may be another one since
+            kept = self._begin(request) if request.rows else None
+            if kept is None:
+                return
+            with suppress(GeneratorExit):  # whoever iterated has left
+                yield self._steps.last(request.rows)
+                while not self._steps.is_over:
+                    self._steps.run(1, request.rows, None)
+                    yield self._steps.last(request.rows)
+            self._settle(request, kept)
+
+    def _begin(self, request: Request) -> list[list[int]] | None:
+        """Read what is to be read, and choose the first tokens. Returns what waits of the sequences that get none; None where
+        none gets any, or the call is cancelled, and then all is as it shall be."""
+        texts = [[*waiting, *prompt] for waiting, prompt in zip(self._waiting, request.prompts, strict=True)]
+        kept = [
+            [] if new else text[-1:] if number < request.rows else text  # of those that are given all but the last token is read
+            for number, (text, new) in enumerate(zip(texts, request.n.tolist(), strict=True))
+        ]
+        self._waiting = [text[: len(text) - len(rest)] for text, rest in zip(texts, kept, strict=True)]
         self._read_prompts()
-        made = np.zeros((n, self._batch), np.int64)  # a row a step, where the sampler writes and the next step reads
-        self._state[0], self._state[1:] = 0, 1
-        count = self._run(made, choice, stream)
-        made = made[:count]
-        self._waiting = [[choice.last_of(row)] for row in made.T.tolist()]  # which no step has read yet
-        return np.ascontiguousarray(made.T)
+        if any(self._waiting):  # cancelled: some texts have logits and some have not
+            self._undo()
+            self._waiting = texts
+            return None
+        if not request.n.any():
+            self._waiting = kept
+            return None
+        seen = None
+        if request.choice.has_penalty:
+            seen = np.zeros((self._batch, self._vocabulary), np.int8)
+            for marks, text in zip(seen, self._read, strict=True):
+                marks[[token for token in text if token != UNKNOWN]] = 1
+        self._steps.begin(request.choice, request.n, self.length, seen)
+        return kept
 
-    def _end_phrases(self, made: np.ndarray, choice: Choice) -> None:
-        """End the sequences whose new tokens so far end with a phrase: the loop makes no more of them."""
-        made = made[-max(map(len, choice.phrases), default=1) :]
-        for number in np.flatnonzero(self._state[1:]) if choice.phrases else ():
-            if choice.ends_at(made[:, number].tolist(), len(made) - 1):
-                self._state[1 + number] = 0
-                self._alive[0] -= 1
+    def _settle(self, request: Request, kept: list[list[int]]) -> None:
+        """Add the new tokens to the texts: the last of each, which no step has read yet, waits."""
+        count = self._steps.count
+        for number, (column, new) in enumerate(zip(self._steps.made.T, request.n.tolist(), strict=True)):
+            tokens = request.choice.unfilled(column[: min(count, new)].tolist()) if new else []
+            self._read[number] += tokens[:-1]
+            self._waiting[number] = tokens[-1:] if new else kept[number]
+
+    def _score(self, prompts: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """Read prompts token by token behind what waits before them; the log-probability of each of their tokens."""
+        found = [np.full(len(prompt), np.nan, np.float32) for prompt in prompts]
+        waiting = self._waiting
+        self._waiting = [row if prompt else [] for row, prompt in zip(waiting, prompts, strict=True)]
+        self._read_prompts()
+        for place in range(max(map(len, prompts))):
+            for number, prompt in enumerate(prompts):
+                if place < len(prompt) and (place or waiting[number]):
+                    logits = self._logits[number].astype(np.float64)
+                    largest = logits.max()
+                    found[number][place] = logits[prompt[place]] - largest - np.log(np.exp(logits - largest).sum())
+            self._waiting = [list(prompt[place : place + 1]) if place + 1 < len(prompt) else [] for prompt in prompts]
+            self._read_prompts()
+        if self._steps.is_cancelled:
+            raise InputError("session", "it was cancelled", "score the tokens again")
+        self._waiting = [list(prompt[-1:]) or row for prompt, row in zip(prompts, waiting, strict=True)]
+        return found
 
     def _read_prompts(self) -> None:
         """Put all tokens that wait into the caches, in pieces; the logits of the last of each sequence are left."""
         kept, self._has_nan = np.zeros_like(self._logits), self._has_nan or bool(np.isnan(self._logits).any())
-        while any(self._waiting):
+        while any(self._waiting) and not self._steps.is_cancelled:
             reader = self._next_reader()
             reader.tokens[:], last = 0, []
             for number, waiting in enumerate(self._waiting):
                 taken = waiting[: reader.count]
                 reader.tokens[number, : len(taken)] = taken
                 reader.counts[number] = len(taken)
+                self._read[number] += taken
                 if taken and len(taken) == len(waiting):
                     last.append(number)
             reader.call(reader.tokens.ctypes.data, reader.counts.ctypes.data, self._logits.ctypes.data)
@@ -266,81 +421,10 @@ class Session:
         fitting = [one for one in self._readers if one.count <= max(self._max_tokens - held, 1)]
         return next((one for one in fitting if one.count >= max(lengths)), fitting[-1])
 
-    def _run(self, made: np.ndarray, choice: Choice, stream: Stream | None) -> int:
-        """Fill rows of new tokens; how many were made."""
-        library, step = self._library, self._readers[0]
-        arrays = (self._logits, choice.settings, choice.key, choice.ends, self._state, self._scratch, made, self._alive)
-        table = (ctypes.c_int64 * len(arrays))(*(array.ctypes.data for array in arrays))
-        library.prepare()
-        library.sample(ctypes.byref(table))
 
-        def after(number: int) -> bool:
-            self._end_phrases(made[: number + 2], choice)
-            return stream is None or stream(made[number + 1].copy()) is not False
-
-        self._end_phrases(made[:1], choice)
-        is_ended = stream is not None and stream(made[0].copy()) is False
-        if is_ended or len(made) == 1 or not self._alive[0]:
-            return 1
-        if not isinstance(step.call, CpuInvocation):
-            return 1 + self._launch(step.call, made, table, after)
-        is_told = stream is not None or bool(choice.phrases)
-        is_watched = is_told or threading.current_thread() is threading.main_thread()
-        return 1 + self._repeat(step.call, made, table, after if is_watched else None)
-
-    def _repeat(self, call: CpuInvocation, made: np.ndarray, table: Table, after: Callable[[int], bool] | None) -> int:
-        """All further rows of new tokens in one native call; how many were made."""
-        library, running = self._library, self._state[1:]
-        item, stride = made.itemsize, made.strides[0]
-        function, start, first = call.set_up(made.ctypes.data, running.ctypes.data, self._logits.ctypes.data)
-        token_place = ctypes.addressof(table) + ctypes.sizeof(ctypes.c_int64) * _TOKEN
-        table[_TOKEN] = made.ctypes.data + stride
-        fields = {
-            "steps": len(made) - 1,
-            "step": function_address(function),
-            "step_table": start,
-            "step_token": first,
-            "sample": function_address(library.sample),
-            "sample_table": ctypes.addressof(table),
-            "sample_token": token_place,
-            "stride": self._batch * item,
-            "alive": self._alive.ctypes.data,
-        }
-        return library.repeat(fields, after)
-
-    def _launch(self, call: Invocation, made: np.ndarray, table: Table, after: Callable[[int], bool]) -> int:
-        """The same on a GPU: a launch a row, whose logits come to the host, where tokens are chosen."""
-        running = self._state[1:]
-        for number in range(len(made) - 1):
-            call(made[number].ctypes.data, running.ctypes.data, self._logits.ctypes.data)
-            table[_TOKEN] = made[number + 1].ctypes.data
-            self._library.sample(ctypes.byref(table))
-            if not after(number) or not self._alive[0]:
-                return number + 1
-        return len(made) - 1
-
-
-_TOKEN = 6  # place of the new token among the sampler's parameters
 _CACHE_RANK = 4  # of keys and values: [batch, heads, rows, width]
-_WAITING = "waiting.json"  # the member of a saved session with the tokens that are not in the caches
 
 
 def _reader(batch: int, count: int, context: Context) -> _Reader:
     call = context.prepare()
     return _Reader(count, call, np.zeros((batch, count), np.int64), np.zeros(batch, np.int64))
-
-
-def _read_waiting(path: Path, batch: int, vocabulary: int) -> list[list[int]]:
-    """The tokens that wait, of a saved session; none where its file is none: what is wrong with that, its states tell.
-
-    Raises:
-        ProgramFileError: there are states in the file, and no such tokens.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            found = json.loads(archive.read(_WAITING))
-        return prompts_of(found, batch, vocabulary) if batch > 1 else prompts_of(found[0], 1, vocabulary)
-    except (OSError, zipfile.BadZipFile):
-        return [[] for _ in range(batch)]
-    except (LookupError, ValueError, TypeError, AttributeError, InputError) as error:
-        raise ProgramFileError(f"{path}: {_WAITING}", "it tells no tokens that wait, for texts like these", COPY_AGAIN) from error

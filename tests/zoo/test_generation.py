@@ -30,7 +30,7 @@ def remembering(architecture: Architecture) -> Architecture:
 def test_texts_of_the_zoo(name: str) -> None:
     module, _, _ = remembering(GENERATING[name]).build()
     generator = prefuse.compile_generation(module, max_tokens=40, prefill=(8,), batch=2, cache=False)
-    made = generator.generate(PROMPTS, TOKENS)
+    made = generator.generate(PROMPTS, TOKENS, stop=())
     for row, prompt in zip(made, PROMPTS, strict=True):
         with torch.no_grad():
             text = module.generate(  # type: ignore[operator]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from prefuse.compiler.lowering.generation_code import build_generation_library
-from prefuse.kernels.generation.token_sampler import STOPS
+from prefuse.kernels.generation.token_sampler import KEY_WORDS, SETTINGS as SETTING_NUMBERS, STOPS
 from prefuse.runtime.generation import request
 from prefuse.runtime.generation.loop import GenerationLibrary
 from prefuse.runtime.target import Target
@@ -35,29 +35,41 @@ class Sampler:
     def __call__(
         self,
         logits: np.ndarray,
-        settings: Sequence[tuple[float, float, float]],
+        settings: Sequence[tuple[float, ...]],
         *,
         seed: int = 1,
         step: int = 0,
         runs: tuple[int, ...] | None = None,
         ends: tuple[int, ...] = (),
         pad: int = 0,
+        places: Sequence[int] | None = None,
+        most: Sequence[int] | None = None,
+        bias: np.ndarray | None = None,
+        seen: np.ndarray | None = None,
+        logprobs: np.ndarray | None = None,
     ) -> tuple[list[int], list[int], int]:
         """Tokens, the renewed state, and how many sequences run; memory beyond the results stays as it is."""
-        state = np.array([step, *(runs or (1,) * self.batch)], np.int64)
+        nothing = [0] * self.batch
+        limits = [2**62] * self.batch if most is None else most
+        state = np.array([step, *(runs or (1,) * self.batch), *(nothing if places is None else places), *limits], np.int64)
         token, alive = np.full(self.batch + 1, -7, np.int64), np.full(2, -7, np.int64)
         scratch = np.full(self.scratch + 1, np.nan, np.float32)
-        numbers = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
+        numbers = np.array([[seed & 0xFFFFFFFF, seed >> 32, row] for row in range(self.batch)], np.uint32)
+        given = np.tile(np.array([0, 0, 1, -np.inf, 1, bias is not None, logprobs is not None], np.float32), (self.batch, 1))
+        for row, setting in enumerate(settings):
+            given[row, : len(setting)] = setting
+        unused = np.zeros(1, np.float32)
+        more = (unused if one is None else one for one in (bias, seen, logprobs))
         stops = np.array([*ends, *[-1] * (STOPS - len(ends)), pad], np.int64)
         arrays = (
-            np.ascontiguousarray(logits, np.float32), np.array(settings, np.float32), numbers, stops, state, scratch, token, alive
+            np.ascontiguousarray(logits, np.float32), given, numbers, stops, state, scratch, token, alive, *more
         )  # fmt: skip
         table = (ctypes.c_int64 * len(arrays))(*(array.ctypes.data for array in arrays))
         self.library.prepare()
         self.library.sample(ctypes.byref(table))
         assert token[-1] == alive[-1] == -7
         assert np.isnan(scratch[-1])
-        return token[:-1].tolist(), state.tolist(), int(alive[0])
+        return token[:-1].tolist(), state[: 1 + self.batch].tolist(), int(alive[0])
 
 
 def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
@@ -85,9 +97,9 @@ def noise(vocabulary: int, row: int, step: int, seed: int) -> np.ndarray:
     return found
 
 
-def expected(logits: np.ndarray, row: int, setting: tuple[float, float, float], seed: int, step: int) -> int:
+def expected(logits: np.ndarray, row: int, setting: tuple[float, ...], seed: int, step: int) -> int:
     """The token by sorting, in float64."""
-    temperature, top_k, top_p = setting
+    temperature, top_k, top_p, min_p = (*setting, -np.inf)[:4]
     if temperature == 0:
         return int(logits.argmax())
     scaled = logits.astype(np.float64) / temperature
@@ -98,6 +110,7 @@ def expected(logits: np.ndarray, row: int, setting: tuple[float, float, float], 
     weights = np.where(kept, np.exp(below), 0)
     mass = np.cumsum(weights[order]) / weights.sum()
     kept[order[1:][mass[:-1] >= top_p]] = False
+    kept &= below >= min_p
     return int(np.where(kept, below + noise(len(logits), row, step, seed), -np.inf).argmax())
 
 
@@ -110,6 +123,8 @@ SETTINGS = [
     (2.0, 1, 1.0),
     (1.0, 0, 1e-6),
     (5.0, 1999, 0.99),
+    (1.0, 0, 1.0, float(np.log(0.2))),
+    (3.0, 30, 0.9, float(np.log(0.05))),
 ]
 
 
@@ -126,10 +141,16 @@ def test_tokens_are_those_of_sorting(target: str) -> None:
 
 
 def test_threads_draw_the_same() -> None:
-    batch = len(SETTINGS)
-    logits = np.random.default_rng(0).standard_normal((batch, 30_000)).astype(np.float32)
-    one, two = (Sampler.of(batch, 30_000, threads=threads)(logits, SETTINGS) for threads in (1, 2))
-    assert one == two
+    """Each a sequence, or all of them parts of the vocabulary."""
+    logits = np.random.default_rng(0).standard_normal((len(SETTINGS), 30_000)).astype(np.float32)
+    for batch, settings in ((len(SETTINGS), SETTINGS), (1, SETTINGS[1:2]), (1, SETTINGS[4:5]), (2, SETTINGS[:2])):
+        told = np.zeros((2, batch), np.float32)
+        one, two = (
+            Sampler.of(batch, 30_000, threads=threads)(logits[:batch], settings, logprobs=told[number : number + 1])
+            for number, threads in enumerate((1, 3))
+        )
+        assert one == two
+        np.testing.assert_array_equal(told[0], told[1])
 
 
 def test_draws_follow_the_probabilities() -> None:
@@ -189,5 +210,56 @@ def test_infinite_logits_are_drawn_alike() -> None:
     assert set(sampler(logits, [(0.0, 0, 1.0)] * batch)[0]) == {3}
 
 
+def test_noise_is_of_the_place_in_the_text() -> None:
+    """Step 3 of a text of 5 tokens draws as step 0 of one of 8; places beyond 32 bits, too."""
+    batch = len(SETTINGS)
+    sampler, logits = Sampler.of(batch, 300), np.random.default_rng(2).standard_normal((batch, 300)).astype(np.float32)
+    for place in (8, 2**32 + 8):
+        one = sampler(logits, SETTINGS, step=3, places=[place - 3] * batch)[0]
+        assert one == sampler(logits, SETTINGS, places=[place] * batch)[0]
+        assert one == [expected(logits[row], row, setting, 1, place) for row, setting in enumerate(SETTINGS)]
+
+
+def test_each_sequence_ends_with_its_last_step() -> None:
+    logits = np.zeros((3, 5), np.float32)
+    _, state, alive = Sampler.of(3, 5)(logits, [(0.0,)] * 3, step=1, most=[1, 2, 3], ends=(4,))
+    assert (state, alive) == ([2, 0, 0, 1], 1)
+
+
+def test_biases_and_penalties_change_logits() -> None:
+    batch, vocabulary, rng = len(SETTINGS), 333, np.random.default_rng(8)
+    sampler, logits = Sampler.of(batch, vocabulary), 3 * rng.standard_normal((batch, vocabulary)).astype(np.float32)
+    bias, seen = rng.standard_normal((batch, vocabulary)).astype(np.float32), rng.integers(0, 2, (batch, vocabulary), np.int8)
+    bias[:, ::3] = -np.inf
+    defaults = (0.0, 0, 1.0, -np.inf)
+    for penalty in (0.5, 1.7):
+        settings = [(*setting, *defaults[len(setting) :], penalty) for setting in SETTINGS]
+        marks = seen.copy()
+        tokens = sampler(logits, settings, bias=bias, seen=marks)[0]
+        changed = logits + bias
+        punished = np.where(changed > 0, changed / penalty, changed * penalty)
+        changed = np.where(seen > 0, punished, changed)
+        assert tokens == [expected(changed[row], row, setting, 1, 0) for row, setting in enumerate(SETTINGS)]
+        seen[range(batch), tokens] = 1
+        np.testing.assert_array_equal(marks, seen)
+    assert not any(token % 3 == 0 for token in tokens)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 64, 333])
+def test_log_probabilities_are_those_of_the_logits(vocabulary: int) -> None:
+    """Whatever is drawn by whatever settings; of a later step, and of sequences that run."""
+    batch, rng = len(SETTINGS), np.random.default_rng(4)
+    logits = 5 * rng.standard_normal((batch, vocabulary)).astype(np.float32)
+    told = np.full((3, batch), np.nan, np.float32)
+    runs = (*[1] * (batch - 1), 0)
+    tokens = Sampler.of(batch, vocabulary)(logits, SETTINGS, step=1, logprobs=told, runs=runs)[0]
+    exact = logits.astype(np.float64)
+    wanted = (exact - np.log(np.exp(exact).sum(1, keepdims=True)))[range(batch), tokens]
+    np.testing.assert_allclose(told[1, :-1], wanted[:-1], rtol=1e-5, atol=1e-5)
+    assert np.isnan(told[[0, 2]]).all()
+    assert np.isnan(told[1, -1])
+
+
 def test_calls_may_name_as_many_stops_as_the_sampler_compares() -> None:
     assert request.STOPS == STOPS
+    assert (request.SETTINGS, request.KEY_WORDS) == (SETTING_NUMBERS, KEY_WORDS)

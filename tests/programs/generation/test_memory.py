@@ -119,8 +119,8 @@ def test_weights_lie_there_once(make: Callable[[], Any], form: str, tmp_path: Pa
     with zipfile.ZipFile(tmp_path / "generator.prefuse") as archive:
         (stored,) = (info.file_size for info in archive.infolist() if info.filename == "shared.safetensors")
     assert stored <= 1.02 * wanted + 16384  # with a header
-    made = generator.generate(PROMPTS, 12)
-    np.testing.assert_array_equal(prefuse.load_generator(tmp_path / "generator.prefuse").generate(PROMPTS, 12), made)
+    made = generator.generate(PROMPTS, 12, stop=())
+    np.testing.assert_array_equal(prefuse.load_generator(tmp_path / "generator.prefuse").generate(PROMPTS, 12, stop=()), made)
     if form == "bfloat16":
         check_logits(generator, model)
         return
@@ -150,4 +150,4 @@ def test_weights_of_their_own_lie_beside_the_table() -> None:
     model = seeded(lambda: llama(is_tied=False))
     generator = prefuse.compile_generation(model, max_tokens=40, prefill=(16,), cache=False)
     assert held_bytes(generator) <= 1.02 * wanted_bytes(model, "float32")
-    np.testing.assert_array_equal(generator.generate(PROMPTS[0], 6)[0], texts(model, 6)[0])
+    np.testing.assert_array_equal(generator.generate(PROMPTS[0], 6, stop=())[0], texts(model, 6)[0])

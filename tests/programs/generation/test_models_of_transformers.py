@@ -30,6 +30,7 @@ def test_windows_that_end_at_the_last_row_of_a_cache(max_tokens: int) -> None:
     sizes = {"max_position_embeddings": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 4}
     model = language_model("GPTNeoForCausalLM", attention_types=[[["local", "global"], 1]], **sizes)
     generator = prefuse.compile_generation(model, max_tokens=max_tokens, prefill=(8,), batch=2, threads=2, cache=False)
+    assert generator.report().startswith("slow: attention reads copies of its caches")
     session = generator.session()
     for prompts in (PROMPTS, [[4, 4, 4], [9] * 11]):
         session.reset()

@@ -34,6 +34,7 @@ def _module(name: str) -> nn.Module:
     if module.get_output_embeddings().weight is embedding.weight:  # type: ignore[operator]
         embedding.weight = nn.Parameter(embedding.weight.detach().clone(), requires_grad=False)
     embedding.weight[NAN] = torch.nan
+    module.generation_config.eos_token_id = None
     return module
 
 
@@ -52,6 +53,7 @@ def test_pieces_are_read_where_the_code_goes_on_from_states(case: tuple[str, Gen
     """Mamba begins anew with several tokens, linear attention has a loop over them."""
     name, generator = case
     assert list(generator.programs) == PIECES[name]
+    assert ("prompts are read token by token" in generator.report()) == (PIECES[name] == [1])
 
 
 def test_a_call_that_ends_with_an_error_leaves_the_states(generator: Generator, tmp_path: Path) -> None:
