@@ -141,7 +141,7 @@ def _machine() -> list[Finding]:
     assert cache is not None
     return [
         Finding("python", platform.python_version()),
-        Finding("cpu", _cpu_name()),
+        Finding("cpu", cpu_name()),
         Finding("cpu level", level, "prefuse needs an x86-64 CPU with AVX2 and FMA"),
         Finding("cpu features", flags),
         *_tiles(),
@@ -160,7 +160,8 @@ def _tiles() -> list[Finding]:
     return [Finding("AMX tiles", f"not granted: {refusal}" if refusal else "granted by the system")]
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """What the maker calls this processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
