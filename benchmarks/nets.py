@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from types import ModuleType
 
+import click
 import torch
+from prefuse.examples import models
 from prefuse.examples.models import MODELS, Inputs
 from prefuse.examples.models.gpt2 import GPT2, Config
 from prefuse.examples.models.spec import seeded
@@ -23,6 +28,10 @@ GPT2_SIZES = {  # of 124, 355, 774 and 1,558 million parameters
 }
 
 
+class UnknownModelError(ValueError):
+    """There is no model of a name, or its library is not installed."""
+
+
 def build(name: str, small: bool = False, batch: int = 1) -> tuple[nn.Module, Inputs]:
     """The module of an example model, or of "timm/NAME" or "torchvision/NAME" with seeded random weights, and inputs for it.
 
@@ -30,7 +39,7 @@ def build(name: str, small: bool = False, batch: int = 1) -> tuple[nn.Module, In
     is part of their recipe; `batch` texts or images are for the others.
 
     Raises:
-        ValueError: there is no such model, or its library is not installed.
+        UnknownModelError: there is no such model, or its library is not installed.
     """
     library, _, model = name.partition("/")
     size, _, tokens = name.partition("@")
@@ -38,16 +47,40 @@ def build(name: str, small: bool = False, batch: int = 1) -> tuple[nn.Module, In
         return seeded(lambda: _gpt2(GPT2_SIZES[size], int(tokens), batch))
     if not model and name in MODELS and batch == 1:
         return MODELS[name].build(small)
-    if library not in LIBRARIES or not model:
-        raise ValueError(
-            f"no model {name!r} with a batch of {batch}: use {', '.join(MODELS)}, SIZE@TOKENS of {', '.join(GPT2_SIZES)}, "
-            "timm/NAME or torchvision/NAME"
-        )
+    if not is_known(name) or not model:
+        raise UnknownModelError(f"no model {name!r} with a batch of {batch}: use {_names()}")
     try:
         create = _timm(model) if library == "timm" else _torchvision(model)
         return seeded(lambda: _with_images(create(), batch))
     except (ImportError, RuntimeError, ValueError) as error:
-        raise ValueError(f"{name}: {error}") from error
+        raise UnknownModelError(f"{name}: {error}") from error
+
+
+def is_known(name: str) -> bool:
+    """Whether a name is of a model of ours, or of a library that may have it."""
+    size, _, tokens = name.partition("@")
+    library, _, model = name.partition("/")
+    return name in MODELS or (size in GPT2_SIZES and tokens.isdecimal()) or (library in LIBRARIES and bool(model))
+
+
+def model_names(_context: click.Context, _argument: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of models on a command line, each once; "all" is every one of ours."""
+    if unknown := [name for name in names if name != "all" and not is_known(name)]:
+        raise click.BadParameter(f"unknown model {unknown[0]!r}; use all, {_names()}")
+    return tuple(dict.fromkeys(one for name in names for one in (MODELS if name == "all" else [name])))
+
+
+@cache
+def recipe() -> str:
+    """Equal where models are made alike: what is kept of them is taken only then."""
+    digest = hashlib.sha256(torch.__version__.encode())
+    for path in (Path(__file__), *sorted(Path(models.__file__).parent.glob("*.py"))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def _names() -> str:
+    return f"{', '.join(MODELS)}, SIZE@TOKENS of {', '.join(GPT2_SIZES)}, timm/NAME or torchvision/NAME"
 
 
 def _gpt2(config: Config, tokens: int, batch: int) -> tuple[nn.Module, Inputs]:

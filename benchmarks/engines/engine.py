@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +27,33 @@ class Task:
     max_error: float = float("inf")  # of engines that are told how exact to be
 
 
-class Engine(Protocol):
-    """Makes a model ready to run in float32 on `task.threads` threads of the CPU; what it returns runs it once on the inputs."""
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A model that is ready to run, with what there is to say of it. `build_seconds` are those of a module of torch, which
+    others get as a file; `is_kept`: what an earlier run has compiled was taken."""
 
-    def __call__(self, task: Task) -> Run: ...
+    run: Run
+    build_seconds: float = 0.0
+    is_kept: bool = False
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """Makes a model ready to run on `task.threads` threads of the CPU; what it returns runs it once on the inputs."""
+
+    def __call__(self, task: Task) -> Run | Ready: ...
+
+
+class Text(Protocol):
+    """Texts that go on token by token."""
+
+    def rewind(self) -> None:
+        """Go back to where the texts began to be measured."""
+
+    def step(self) -> object:
+        """One token more of each text."""
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """Settings in effect."""
+        ...

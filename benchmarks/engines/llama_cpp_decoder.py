@@ -5,14 +5,13 @@ Needs llama-cpp-python, which is built where it is installed, and gguf. Both are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 FORMATS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}  # by ours
-_MOST_STEPS = 32  # before the text begins anew
 _TOKEN = 5
 
 _OF_GPT2 = {
@@ -70,21 +69,33 @@ def write_gguf(model: Any, name: str, path: Path) -> None:
     writer.close()
 
 
-def llama_cpp_step(path: Path, tokens: int, threads: int, most: int) -> Callable[[], np.ndarray]:
-    """A step after `tokens` tokens or a few more, which gives its logits; `most` are those that the cache has room for."""
-    from llama_cpp import Llama
+class LlamaCppText:
+    """A text of `tokens` tokens after `rewind`; `most` are those that the cache has room for."""
 
-    net = Llama(str(path), n_ctx=most, n_batch=max(tokens, 1), n_threads=threads, n_threads_batch=threads, verbose=False)
+    def __init__(self, path: Path, tokens: int, threads: int, most: int) -> None:
+        from llama_cpp import Llama
 
-    def turn() -> np.ndarray:
-        if not tokens <= net.n_tokens < tokens + _MOST_STEPS:
-            net.reset()
-            net.eval([_TOKEN] * tokens)
-        net.eval([_TOKEN])
-        return np.ctypeslib.as_array(net._ctx.get_logits(), (net.n_vocab(),))
+        self._net = Llama(
+            str(path), n_ctx=most, n_batch=max(tokens, 1), n_threads=threads, n_threads_batch=threads, verbose=False
+        )
+        self._tokens = tokens
+        self.rewind()
 
-    turn()
-    return turn
+    def rewind(self) -> None:
+        """Begin the text anew."""
+        self._net.reset()
+        self._net.eval([_TOKEN] * self._tokens)
+
+    def step(self) -> np.ndarray:
+        """One token more; its logits."""
+        from llama_cpp import llama_get_logits
+
+        self._net.eval([_TOKEN])
+        return np.ctypeslib.as_array(llama_get_logits(self._net.ctx), (self._net.n_vocab(),))
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return {}
 
 
 def _of_gpt2(model: Any) -> Iterator[tuple[str, np.ndarray]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,7 +40,10 @@ class _WithCaches(torch.nn.Module):
 
 
 def openvino_decoder(model: Any, bits: int | None) -> ov.Model:
-    """The model with states, as OpenVINO's attention wants it; weights in 8 or 4 bits, or as they are."""
+    """The model with states, as OpenVINO's attention wants it; weights in 8 or 4 bits, or as they are.
+
+    Weights of few bits want a model in float32: behind what converts other floats, OpenVINO does not know them.
+    """
     pasts = _pasts(model, 2, _PAST)
     names = [f"past.{number}" for number in range(len(pasts))]
     arguments = (
@@ -105,36 +107,3 @@ def _pasts(model: Any, batch: int, tokens: int) -> list[torch.Tensor]:
     with torch.no_grad():
         kept = model(input_ids=torch.full((batch, tokens), 5), use_cache=True).past_key_values
     return [one for layer in kept.layers for one in (layer.keys, layer.values)]
-
-
-def openvino_step(model: ov.Model | str, batch: int, tokens: int, threads: int, precision: str) -> Callable[[], object]:
-    """A step after `tokens` tokens or a few more: the texts begin anew after 32 steps. `precision` is OpenVINO's hint."""
-    how = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-    request = ov.Core().compile_model(model, "CPU", how).create_infer_request()
-    order, made = np.arange(batch, dtype=np.int32), 0
-
-    def run(count: int, before: int) -> None:
-        places = np.broadcast_to(np.arange(before, before + count), (batch, count))
-        mask = np.ones((batch, before + count), np.int64)
-        request.infer({
-            "input_ids": np.full((batch, count), 5), "attention_mask": mask, "position_ids": places.copy(), "beam_idx": order
-        })  # fmt: skip
-
-    def step() -> None:
-        nonlocal made
-        run(1, tokens + made)
-        made += 1
-
-    def ready() -> None:
-        nonlocal made
-        request.reset_state()
-        run(tokens, 0)
-        made = 0
-
-    def turn() -> None:
-        if made >= 32:
-            ready()
-        step()
-
-    ready()
-    return turn

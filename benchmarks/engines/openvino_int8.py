@@ -3,50 +3,37 @@ faster."""
 
 from __future__ import annotations
 
-import time
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import openvino
 
-from .calibration import calibration_batches
-from .engine import Run, Task
+from .calibration import calibration_batches, kept_path
+from .engine import Ready, Task
+from .openvino_cpu import Compiled, hints, least_seconds, save_whole
 
-_TRIAL_CALLS = 6
-_TRANSFORMERS = ("bert", "gpt2", "vit")  # for which NNCF has rules of their own, SmoothQuant among them
+_TRANSFORMERS = ("bert", "gpt2", "vit")  # in names of models for which NNCF has rules of their own, SmoothQuant among them
 
 
-def prepare(task: Task) -> Run:
+def prepare(task: Task) -> Ready:
     """See `Engine`."""
-    path = task.onnx_path.with_suffix(".nncf.xml")
-    if not path.exists():
+    path = kept_path(task, "nncf", ".xml", version("nncf"), version("openvino"))
+    if not (is_kept := path.exists()):
         _quantize(task, path)
-    core, inputs = openvino.Core(), list(task.inputs.values())
-    has_bfloat16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-
-    def compiled(precision: str) -> Run:
-        options = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": task.threads, "PERFORMANCE_HINT": "LATENCY"}
-        request = core.compile_model(path, "CPU", options).create_infer_request()
-        return lambda: list(request.infer(inputs, share_inputs=True, share_outputs=True).values())
-
-    return min(map(compiled, ("f32", "bf16") if has_bfloat16 else ("f32",)), key=_least_seconds)
-
-
-def _least_seconds(run: Run) -> float:
-    times = []
-    for _ in range(_TRIAL_CALLS):
-        begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
-    return min(times)
+    inputs = list(task.inputs.values())
+    offered = [Compiled(path, task.threads, precision) for precision in hints()]
+    best = min(offered, key=lambda one: least_seconds(partial(one, inputs)))
+    return Ready(partial(best, inputs), is_kept=is_kept, facts=best.facts)
 
 
 def _quantize(task: Task, path: Path) -> None:
     import nncf
 
     batches = calibration_batches(task)
-    kind = nncf.ModelType.TRANSFORMER if task.model.startswith(_TRANSFORMERS) else None
+    kind = nncf.ModelType.TRANSFORMER if any(word in task.model for word in _TRANSFORMERS) else None
     model = openvino.Core().read_model(task.onnx_path)
     quantized = nncf.quantize(
         model, nncf.Dataset(batches), model_type=kind, preset=nncf.QuantizationPreset.MIXED, subset_size=len(batches)
     )
-    openvino.save_model(quantized, path, compress_to_fp16=False)
+    save_whole(quantized, path)

@@ -7,38 +7,42 @@ from pathlib import Path
 import prefuse
 from prefuse.compiler.bits.error_budget import meet_budget
 from prefuse.compiler.frontend.importer import import_model
+from prefuse.compiler.programs.cache import compiler_version
+from prefuse.compiler.programs.digest import combine
 from prefuse.compiler.quantization.held_out import Split
 from prefuse.compiler.quantization.quantizer import Settings, calibrate, uncalibrated
 from prefuse.runtime.target import Target
 
-from .calibration import calibration_batches
-from .engine import Outputs, Run, Task
+from .calibration import calibration_batches, kept_path
+from .engine import Outputs, Ready, Task
 
 
-def prepare(task: Task) -> Run:
+def prepare(task: Task) -> Ready:
     """See `Engine`."""
     return _prepare(task, "int8")
 
 
-def prepare_plain(task: Task) -> Run:
+def prepare_plain(task: Task) -> Ready:
     """With the scales of activations where they are."""
     return _prepare(task, "int8-plain")
 
 
-def prepare_rows(task: Task) -> Run:
+def prepare_rows(task: Task) -> Ready:
     """By ranges of rows; convolutions by those of tensors."""
     return _prepare(task, "int8-rows")
 
 
-def prepare_within(task: Task) -> Run:
+def prepare_within(task: Task) -> Ready:
     """By ranges of rows, without the products that damage most where the error would be beyond `task.max_error`."""
     return _prepare(task, f"int8-within-{task.max_error:g}")
 
 
-def _prepare(task: Task, how: str) -> Run:
-    path = task.onnx_path.with_suffix(f".{how}.prefuse")
-    if not path.exists():
-        _compile(task, how, path)
+def _prepare(task: Task, how: str) -> Ready:
+    target = Target.parse("cpu", task.threads)
+    made_by = combine(compiler_version(), repr(target.machine))[:8]  # the machine as fitted chooses kernels
+    path = kept_path(task, how, ".prefuse", f"{task.threads}t", made_by)
+    if not (is_kept := path.exists()):
+        _compile(task, how, path, target)
     compiled = prefuse.load(path)
     inputs = tuple(task.inputs.values())
 
@@ -46,11 +50,10 @@ def _prepare(task: Task, how: str) -> Run:
         outputs = compiled(*inputs)
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
-    return run
+    return Ready(run, is_kept=is_kept)
 
 
-def _compile(task: Task, how: str, path: Path) -> None:
-    target = Target.parse("cpu", task.threads)
+def _compile(task: Task, how: str, path: Path, target: Target) -> None:
     model = import_model(task.onnx_path)
     has_convolutions = any(node.op_type == "Conv" for node in model.graph)
     by_rows, batches = how not in ("int8", "int8-plain"), calibration_batches(task)
