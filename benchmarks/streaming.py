@@ -1,20 +1,18 @@
 """Programs within a memory limit, beside their ceilings: `python -m benchmarks.streaming bert-base gpt2 --limit 25% --limit 50%`.
 
-In turns, in one process: the program without a limit; reading what the limited one copies, alone; both side by side, each timed;
-the limited program; and one that copies each weight only when its reader is next. The ceiling of a round is the longer of the
-kernels' time beside a reader that reads as many bytes, and of the copies' time beside the program without a limit.
+In turns, in one process, in an order that changes from round to round: the program without a limit; the copies of the limited one
+without its kernels; both once, begun at the same moment, until both have ended; the limited program; and one that copies each
+weight only when its reader is next. The ceiling of a round is the third of these: no schedule can do the same work in less than
+the same work does that nothing orders. What copies one after the other would take is there beside it.
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from threading import Event, Thread
-from time import perf_counter
 from typing import Any
 
 import click
@@ -32,15 +30,31 @@ from prefuse.runtime.streams import copy_streams
 from rich.console import Console
 from rich.table import Table
 
-from .nets import build
+from .nets import UnknownModelError, build
+from .record import record
+from .turns import (
+    LEAST_ROUNDS,
+    PAUSE_SECONDS,
+    Block,
+    Call,
+    Spread,
+    block_of,
+    in_milliseconds,
+    medians,
+    ratios,
+    spread,
+    take_turns,
+    together,
+)
 
-_COLUMNS = 150  # of the table
+_COLUMNS = 170  # of the table
 _ON_DEMAND = DEFAULT_PIPELINE.replace("schedule-prefetch", "schedule-prefetch{on-demand=true}")
+_KEY = ("model", "precision", "limit")
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """Medians of one model at one limit, in milliseconds."""
+    """One model at one limit. Milliseconds are medians over rounds, all of which `rounds_ms` has; ratios are inside rounds."""
 
     model: str
     precision: str
@@ -50,12 +64,25 @@ class Streamed:
     is_exact: bool  # the bits of the program without a limit
     compute_ms: float
     transfer_ms: float
+    together_ms: float  # the ceiling: both once, side by side, until both have ended
     streamed_ms: float
     on_demand_ms: float
-    predicted_ms: float
-    over_alone: float  # over the longer of compute and transfer alone
-    over_ceiling: float  # over the longer of each beside the other: medians of rounds
-    on_demand_over_streamed: float
+    predicted_ms: float | None  # None where the pass says none
+    over_alone: Spread  # streamed over the longer of compute and transfer alone
+    over_ceiling: Spread  # over both together
+    over_serial: Spread  # over the sum of compute and transfer: from 1 on nothing is gained by copying beside kernels
+    on_demand_over_streamed: Spread
+    rounds_ms: Mapping[str, list[list[float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A model that has no program within a limit, and why."""
+
+    model: str
+    precision: str
+    limit: str
+    failure: str
 
 
 class Copies:
@@ -89,22 +116,11 @@ def measure(model: str, precision: str, limit: str, threads: int, rounds: int, s
     free, limited = compiled(), compiled(memory_limit=limit)
     late = compiled(memory_limit=limit, pipeline=_ON_DEMAND)
     copies, arrays = Copies(limited), [value.numpy() for value in inputs]
-    calls: dict[str, Callable[[], object]] = {
-        "compute": lambda: free(*arrays),
-        "transfer": copies,
-        "streamed": lambda: limited(*arrays),
-        "on demand": lambda: late(*arrays),
-    }
     is_exact = all(map(np.array_equal, _tuple(free(*arrays)), _tuple(limited(*arrays))))
-    for call in calls.values():
-        call()
-    found: dict[str, list[float]] = {name: [] for name in (*calls, "ceiling")}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            found[name].append(_ms(call))
-        found["ceiling"].append(max(_beside(calls["compute"], copies), _beside(copies, calls["compute"])))
-    times = {name: median(values) for name, values in found.items()}
-    ratios = [one / other for one, other in zip(found["streamed"], found["ceiling"], strict=True)]
+    blocks = blocks_of(lambda: free(*arrays), copies, lambda: limited(*arrays), lambda: late(*arrays))
+    times = take_turns(blocks, rounds, PAUSE_SECONDS)
+    one = {name: medians(found) for name, found in times.items()}
+    middle = {name: 1e3 * median(found) for name, found in one.items()}
     return Streamed(
         model=model,
         precision=precision,
@@ -112,44 +128,46 @@ def measure(model: str, precision: str, limit: str, threads: int, rounds: int, s
         limit_bytes=planned_bytes(limited.plan),
         copied_bytes=copies.size_bytes,
         is_exact=is_exact,
-        compute_ms=times["compute"],
-        transfer_ms=times["transfer"],
-        streamed_ms=times["streamed"],
-        on_demand_ms=times["on demand"],
+        compute_ms=middle["compute"],
+        transfer_ms=middle["transfer"],
+        together_ms=middle["together"],
+        streamed_ms=middle["streamed"],
+        on_demand_ms=middle["on demand"],
         predicted_ms=_predicted_ms(limited),
-        over_alone=times["streamed"] / max(times["compute"], times["transfer"]),
-        over_ceiling=median(ratios),
-        on_demand_over_streamed=times["on demand"] / times["streamed"],
+        **spreads(one),
+        rounds_ms={name: in_milliseconds(found) for name, found in times.items()},
     )
 
 
-def _predicted_ms(net: CompiledModel) -> float:
+def blocks_of(compute: Call, transfer: Call, streamed: Call, on_demand: Call) -> dict[str, Block]:
+    """What has turns: each call behind one that does not count, as the one before had the caches; kernels and copies once
+    together."""
+    calls = {"compute": compute, "transfer": transfer, "streamed": streamed, "on demand": on_demand}
+
+    def side_by_side() -> list[float]:
+        compute()
+        return [together(compute, transfer)]
+
+    return {**{name: block_of(call, calls=1) for name, call in calls.items()}, "together": side_by_side}
+
+
+def spreads(times: Mapping[str, list[float]]) -> dict[str, Spread]:
+    """The ratios of a model, of seconds by round."""
+    compute, transfer, streamed = times["compute"], times["transfer"], times["streamed"]
+    longer = [max(pair) for pair in zip(compute, transfer, strict=True)]
+    both = [one + other for one, other in zip(compute, transfer, strict=True)]
+    wanted = {"over_alone": longer, "over_ceiling": times["together"], "over_serial": both}
+    found = {name: spread(list(ratios(streamed, others))) for name, others in wanted.items()}
+    return {**found, "on_demand_over_streamed": spread(list(ratios(times["on demand"], streamed)))}
+
+
+def _predicted_ms(net: CompiledModel) -> float | None:
     """What schedule-prefetch expected of a call."""
-    remark = next(text for text in net.remarks if text.startswith("schedule-prefetch"))
-    return float(remark.partition("; ")[2].partition(" ms")[0])
-
-
-def _beside(call: Callable[[], object], other: Callable[[], object]) -> float:
-    """The time of a call while another thread makes other calls, one after the other."""
-    is_over = Event()
-
-    def repeat() -> None:
-        while not is_over.is_set():
-            other()
-
-    thread = Thread(target=repeat)
-    thread.start()
-    try:
-        return _ms(call)
-    finally:
-        is_over.set()
-        thread.join()
-
-
-def _ms(call: Callable[[], object]) -> float:
-    begin = perf_counter()
-    call()
-    return 1e3 * (perf_counter() - begin)
+    for text in net.remarks:
+        number, found, _ = text.partition("; ")[2].partition(" ms are predicted")
+        if text.startswith("schedule-prefetch") and found:
+            return float(number)
+    return None
 
 
 def _tuple(results: object) -> tuple[np.ndarray, ...]:
@@ -160,10 +178,10 @@ def _tuple(results: object) -> tuple[np.ndarray, ...]:
 @click.argument("models", nargs=-1, required=True)
 @click.option("--limit", "limits", multiple=True, default=("50%", "25%"), show_default=True)
 @click.option("--precision", "precisions", multiple=True, default=("float32", "bfloat16"), show_default=True)
-@click.option("--threads", default=2, show_default=True)
-@click.option("--rounds", default=5, show_default=True)
+@click.option("--threads", default=2, show_default=True, type=click.IntRange(min=1))
+@click.option("--rounds", default=LEAST_ROUNDS, show_default=True, type=click.IntRange(min=1))
 @click.option("--small", is_flag=True, help="Our own models in a small size.")
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write all numbers here, too.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Add all numbers to this file.")
 def main(
     models: tuple[str, ...],
     limits: tuple[str, ...],
@@ -173,27 +191,36 @@ def main(
     small: bool,
     path: Path | None,
 ) -> None:
-    """Time MODELS within memory limits."""
-    table, found = Table(title="ms, medians of rounds in turns"), list[Streamed]()
-    columns = ("compute", "transfer", "streamed", "predicted", "of alone", "of ceiling", "on demand", "exact")
+    """Time MODELS within memory limits. What does not fit is a row that says so; another fault of a model ends with status 1."""
+    kept = record(path, threads, {"rounds": rounds, "small": small}, key=_KEY)
+    console, has_failed = Console(width=_COLUMNS), False
+    table = Table(title="ms, medians of rounds in turns; ratios with their quartiles")
+    of_others = ("of alone", "of ceiling", "of sum", "on demand")
+    columns = ("compute", "transfer", "together", "streamed", "predicted", *of_others, "exact")
     for column in ("model", "precision", "limit", "MB copied", *columns):
         table.add_column(column)
-    for model in models:
-        for precision in precisions:
-            for limit in limits:
-                try:
-                    one = measure(model, precision, limit, threads, rounds, small)
-                except CompileError:
-                    table.add_row(model, precision, limit, "none")
-                    continue
-                found.append(one)
-                times = (one.compute_ms, one.transfer_ms, one.streamed_ms, one.predicted_ms)
-                ratios = (one.over_alone, one.over_ceiling, one.on_demand_over_streamed)
-                numbers = [*(f"{time:.1f}" for time in times), *(f"{ratio:.2f}" for ratio in ratios), str(one.is_exact)]
-                table.add_row(model, precision, limit, f"{one.copied_bytes / 1e6:.0f}", *numbers)
-                if path is not None:
-                    path.write_text(json.dumps([asdict(item) for item in found], indent=1) + "\n")
-    Console(width=_COLUMNS).print(table)
+    for case in ((model, precision, limit) for model in models for precision in precisions for limit in limits):
+        try:
+            one = measure(*case, threads, rounds, small)
+        except (CompileError, UnknownModelError) as error:
+            has_failed |= getattr(error, "where", "") != "memory_limit"
+            console.print(f"{' '.join(case)}: {error}", markup=False)
+            table.add_row(*case, "none")
+            kept.add(Unfit(*case, str(error)))
+            continue
+        table.add_row(*case, *_cells(one))
+        console.print(f"{' '.join(case)}: {one.streamed_ms:.1f} ms, {one.over_ceiling} of the ceiling", markup=False)
+        kept.add(one)
+    console.print(table)
+    if has_failed:
+        raise SystemExit(1)
+
+
+def _cells(one: Streamed) -> list[str]:
+    times = (one.compute_ms, one.transfer_ms, one.together_ms, one.streamed_ms)
+    predicted = "-" if one.predicted_ms is None else f"{one.predicted_ms:.1f}"
+    found = (one.over_alone, one.over_ceiling, one.over_serial, one.on_demand_over_streamed)
+    return [f"{one.copied_bytes / 1e6:.0f}", *(f"{time:.1f}" for time in times), predicted, *map(str, found), str(one.is_exact)]
 
 
 if __name__ == "__main__":
