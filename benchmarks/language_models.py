@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
 _DEVIATION = 0.02  # of weights
 
@@ -45,13 +44,6 @@ def llama(*, is_small: bool = False) -> Any:
 
 
 MODELS: dict[str, Callable[..., Any]] = {"gpt2": gpt2, "llama": llama}
-
-
-def read_elements(model: Any) -> int:
-    """Weights that a step reads whole: those of products, with a table that is also one."""
-    head = model.get_output_embeddings().weight
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)} - {id(head)}
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.ndim == 2 and id(parameter) not in tables)
 
 
 def positions(model: Any) -> int:

@@ -51,11 +51,12 @@ def test_demo_checks_and_times_a_model(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_decoder_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "steps.json"
     decode.main(["--small", "--rounds", "1", "--json", str(path)], standalone_mode=False)
-    steps = json.loads(path.read_text())
+    steps = json.loads(path.read_text())["rows"]
     assert [step["precision"] for step in steps] == ["float32", "bfloat16"]
     for step in steps:  # two layers of 32 float32 keys and as many values, and nothing else of the caches
         assert (step["written_bytes"], step["copies"]) == (2 * 2 * 4 * 32, 0)
-        assert step["ratio"] > 0
+        assert step["floor"]["share"]["median"] > 0
+        assert len(step["floor"]["rounds_ms"]["step"]) == 1
 
 
 def test_texts_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,17 +76,18 @@ def test_texts_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         str(path),
     ]
     generation.main(arguments, standalone_mode=False)
-    (row,) = json.loads(path.read_text())
+    (row,) = json.loads(path.read_text())["rows"]
     assert (row["format"], row["batch"]) == ("int8", 2)
-    assert row["step_ms"] > 0
-    assert row["floor_ms"] > 0
+    assert row["floor"]["step_ms"] > 0
+    assert row["floor"]["floor_ms"] > 0
+    assert row["floor"]["size_bytes"] > 0
 
 
 def test_benchmarks_say_where_we_are_behind() -> None:
     """Each engine of ours beside the fastest peer, round by round; one that failed has no speed."""
 
     def rows(model: str, **rounds: tuple[float, ...]) -> Measurement:
-        return Measurement([Result(model, name, median_ms=sum(times), round_ms=times) for name, times in rounds.items()])
+        return Measurement([Result(model, name, round_ms=times) for name, times in rounds.items()])
 
     measured = {
         "quick": rows("quick", prefuse=(1.0, 2.0), onnxruntime=(4.0, 8.0), openvino=(5.0, 10.0)),
@@ -111,7 +113,7 @@ def test_benchmarks_compare_engines(tmp_path: Path) -> None:
     command += ["--engines", "prefuse,onnxruntime,torch", "--threads", "1"]
     result = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr
-    rows = {row["engine"]: row for row in json.loads(path.read_text())["results"]}
+    rows = {row["engine"]: row for row in json.loads(path.read_text())["rows"]}
     assert list(rows) == ["prefuse", "onnxruntime", "torch"]
     for row in rows.values():
         assert row["failure"] == ""
