@@ -7,10 +7,8 @@ them two programs are as far apart as rounding to 8 bits makes them, ONNX Runtim
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast, get_args
@@ -21,17 +19,20 @@ import onnx
 import onnxruntime
 import prefuse
 from prefuse.runtime.executor import CompiledModel
-from prefuse.runtime.target import Target
 from rich.console import Console
 from rich.table import Table
 
 from .engines.engine import Task
 from .engines.onnxruntime_int8 import FileKind, quantized_file
-from .harness import Settings, measure_task, ratio
+from .harness import Result, Settings, compared, measure_task
+from .nets import is_known
+from .record import record
 from .reference import make_task
+from .turns import Spread
 
 FILES = ("resnet50:qdq", "resnet50:qoperator", "bert-base:qdq", "bert-base:dynamic")
 _ENGINES = ("prefuse", "onnxruntime")
+_WRONG = 0.5  # an error that rounding to 8 bits, layer after layer, does not explain
 _BYTES, _GIVEN = ("tensor(uint8)", "tensor(int8)"), "/given"
 
 
@@ -41,7 +42,7 @@ class Found:
     of elements that are at most one step off, of the value that has the least; `apart`: outputs from ONNX Runtime's, relative."""
 
     file: str
-    speed: float
+    speed: Spread
     ours_ms: float
     theirs_ms: float
     constants: float
@@ -50,6 +51,7 @@ class Found:
     worst_value: str
     equal: float  # the share of equal elements, of the value that has the least
     apart: float
+    results: tuple[Result, ...]  # with their rounds
 
 
 def stored_bytes(path: Path) -> int:
@@ -93,7 +95,7 @@ def apart(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> onnx.Mode
     return cut
 
 
-def compared(path: Path, inputs: Mapping[str, np.ndarray], threads: int) -> Iterator[tuple[str, float, float]]:
+def values_compared(path: Path, inputs: Mapping[str, np.ndarray], threads: int) -> Iterator[tuple[str, float, float]]:
     """Each value in 8 bits, with the shares of elements that are within a step of ONNX Runtime's, and equal."""
     model = onnx.load(path)
     values = expected_values(model, inputs)
@@ -121,12 +123,12 @@ def measure_file(name: str, settings: Settings, folder: Path, console: Console) 
         if failed := [row for row in measured.results if row.failure]:
             raise click.ClickException(f"{failed[0].engine} on {name}: {failed[0].failure[:300]}")
         status.update(f"{name}: every value in 8 bits")
-        values = list(compared(path, task.inputs, task.threads))
+        values = list(values_compared(path, task.inputs, task.threads))
     worst = min(values, key=lambda one: one[1:])
     constants = _our_bytes(given) / stored_bytes(path)
     equal = min(one[2] for one in values)
-    times = ratio(theirs, ours), ours.median_ms, theirs.median_ms
-    return Found(name, *times, constants, len(values), worst[1], worst[0], equal, ours.error)
+    times = compared(theirs, ours), ours.median_ms, theirs.median_ms
+    return Found(name, *times, constants, len(values), worst[1], worst[0], equal, ours.error, (ours, theirs))
 
 
 def _our_bytes(task: Task) -> int:
@@ -145,27 +147,28 @@ def _our_bytes(task: Task) -> int:
 def main(files: tuple[str, ...], threads: int, seconds: float, small: bool, folder: Path | None, json_path: Path | None) -> None:
     """Compare MODEL:KIND files (kinds: qdq, qoperator, dynamic) with ONNX Runtime; the usual four if none is named."""
     for name in files:
+        if not is_known(name.partition(":")[0]):
+            raise click.BadParameter(f"there is no model of {name!r}")
         if name.partition(":")[2] not in get_args(FileKind):
             raise click.BadParameter(f"{name!r} names no kind of file; use {', '.join(get_args(FileKind))}")
     console = Console(width=130)
-    settings = Settings(_ENGINES, threads, small, seconds=seconds)
+    settings = Settings(_ENGINES, threads, small, seconds=seconds, wrong_error=_WRONG)
+    kept = record(json_path, threads, {"seconds": seconds, "small": small}, ("onnxruntime",), key=("file",))
+    found = list[Found]()
     with TemporaryDirectory(prefix="prefuse-benchmark-") as temporary:
         where = folder or Path(temporary)
         where.mkdir(parents=True, exist_ok=True)
-        found = [measure_file(name, settings, where, console) for name in files or FILES]
+        for name in files or FILES:
+            found.append(measure_file(name, settings, where, console))
+            kept.add(found[-1])
     console.print(_table(found))
-    if json_path is not None:
-        document = json.loads(json_path.read_text()) if json_path.exists() else {"files": {}}
-        document["machine"] = {"cores": os.cpu_count(), "target": str(Target.parse("cpu", threads))}
-        document["files"] |= {one.file: asdict(one) for one in found}
-        json_path.write_text(json.dumps(document, indent=2) + "\n")
 
 
 def _table(found: Sequence[Found]) -> Table:
     headings = ("file", "ms (ONNX Runtime)", "times as fast", "constants / file", "values", "within a step", "equal", "apart")
     table = Table(*headings)
     for one in found:
-        times = f"{one.ours_ms:.2f} ({one.theirs_ms:.2f})", f"{one.speed:.2f}", f"{one.constants:.3f}"
+        times = f"{one.ours_ms:.2f} ({one.theirs_ms:.2f})", str(one.speed), f"{one.constants:.3f}"
         table.add_row(one.file, *times, str(one.values), f"{one.within_step:.5f}", f"{one.equal:.4f}", f"{one.apart:.1e}")
     return table
 

@@ -5,13 +5,12 @@ Each is compared with itself in float32 on data that calibration has not seen; t
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
@@ -28,12 +27,14 @@ from prefuse.runtime.target import Target
 from rich.console import Console
 from rich.table import Table
 
+from .record import record
 from .trained_nets import Batch, digits_lenet, minilm
+from .turns import LEAST_ROUNDS, Rounds, Spread, block_of, compared, in_milliseconds, take_turns
 
 _SENTENCES, _LINES, _CALIBRATION_LINES = 200, 100, 16
 _CALIBRATION_BATCHES = 8  # of 8 sentences
 _COSINE_LOST = 8e-4  # by mixed formats, on two of these batches: a fifth less than unseen sentences may lose
-_PAUSE_SECONDS = 0.2  # until the threads of the program before sleep
+_CALLS, _WARM_SECONDS = 15, 0.02  # of a turn
 _LINE_HEIGHT, _LINE_WIDTH = 48, 320
 _INT4_GROUP = 128
 Programs = Mapping[str, CompiledModel]
@@ -41,7 +42,8 @@ Programs = Mapping[str, CompiledModel]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One program of a model: how good it is, by `measure`, its constants, and its time in units of bfloat16's."""
+    """One program of a model: how good it is, by `measure`, its constants, and its time, also in units of bfloat16's, round by
+    round. `batch` inputs are of one call."""
 
     model: str
     program: str
@@ -49,31 +51,34 @@ class Row:
     value: float
     constant_bytes: int
     weight_bytes: int  # of the model in float32
-    time_over_bf16: float
+    batch: int
+    time_ms: float
+    time_over_bf16: Spread
+    rounds_ms: list[list[float]]
 
 
-def sentence_rows(threads: int, seconds: float) -> Iterator[Row]:
+def sentence_rows(threads: int, rounds: int) -> Iterator[Row]:
     """MiniLM: the mean cosine between vectors in float32 and of each program, over 200 sentences."""
     net = minilm(_CALIBRATION_BATCHES + _SENTENCES // 8)
     every = [*net.calibration, *net.held_out]
     calibration, held_out = every[:_CALIBRATION_BATCHES], every[_CALIBRATION_BATCHES:]
     programs = _programs(net.model, calibration, threads)
     programs["mixed"] = _mixed(net.model, calibration, threads, metric="cosine", max_error=_COSINE_LOST)
-    times = _times(programs, held_out[0], seconds)
+    times = _times(programs, held_out[0], rounds)
     exact = _outputs(programs["float32"], held_out)
     for name, program in programs.items():
         cosines = [np.sum(a * b, 1) for a, b in zip(_outputs(program, held_out), exact, strict=True)]
         yield _row("MiniLM", name, "mean cosine", float(np.mean(cosines)), program, times, net.model)
 
 
-def digit_rows(threads: int, seconds: float) -> Iterator[Row]:
+def digit_rows(threads: int, rounds: int) -> Iterator[Row]:
     """LeNet on scikit-learn's digits: the share that is recognised of 512 images; linear layers of 4 bits, too."""
     from sklearn.datasets import load_digits
 
     net = digits_lenet()
     programs = _programs(net.model, net.calibration, threads)
     programs["int8, int4"] = small_lenet(net.model, net.calibration, threads)
-    times = _times(programs, net.held_out[0], seconds)
+    times = _times(programs, net.held_out[0], rounds)
     digits = load_digits()
     known = {
         image.astype(np.float32).tobytes(): int(label) for image, label in zip(digits.images / 16, digits.target, strict=True)
@@ -88,7 +93,7 @@ def digit_rows(threads: int, seconds: float) -> Iterator[Row]:
 
 
 def small_lenet(model: ir.Model, calibration: Sequence[Batch], threads: int) -> CompiledModel:
-    """Convolutions of int8, linear layers of int4 with a scale for each 64 numbers along k."""
+    """Convolutions of int8, linear layers of int4 with a scale for each 128 numbers along k."""
     calibrated = calibrate(model, list(calibration), Target.parse("cpu", threads))
     images = {unit.name for unit in calibrated.units if unit.is_convolution}
     placed = calibrated.place({name: form for name, form in calibrated.uniform().items() if name in images})
@@ -99,7 +104,7 @@ def small_lenet(model: ir.Model, calibration: Sequence[Batch], threads: int) -> 
     return program
 
 
-def line_rows(threads: int, seconds: float) -> Iterator[Row]:
+def line_rows(threads: int, rounds: int) -> Iterator[Row]:
     """The recogniser of PP-OCRv4 in rapidocr-onnxruntime: the share of 100 rendered lines with the text that float32 reads."""
     package = find_spec("rapidocr_onnxruntime")  # imported, it would want OpenCV
     if package is None or package.origin is None:
@@ -111,7 +116,7 @@ def line_rows(threads: int, seconds: float) -> Iterator[Row]:
     batches = [{str(x.name): image} for image in _lines(_CALIBRATION_LINES + _LINES)]
     calibration, held_out = batches[:_CALIBRATION_LINES], batches[_CALIBRATION_LINES:]
     programs = _programs(model, calibration, threads, rows_with_data=True)
-    times = _times(programs, held_out[0], seconds)
+    times = _times(programs, held_out[0], rounds)
     exact = [_text(scores) for scores in _outputs(programs["float32"], held_out)]
     for name, program in programs.items():
         same = [_text(scores) == text for scores, text in zip(_outputs(program, held_out), exact, strict=True)]
@@ -178,63 +183,48 @@ def _outputs(program: CompiledModel, batches: Sequence[Batch]) -> list[np.ndarra
     return [np.asarray(one[0] if isinstance(one, tuple) else one) for one in found]
 
 
-def _times(programs: Programs, batch: Batch, seconds: float) -> dict[str, float]:
-    """Times of a call in units of those of bfloat16: the median over rounds, in each of which every program has its turn."""
-    rounds: list[dict[str, float]] = []
-    end = time.perf_counter() + seconds * len(programs)
-    while not rounds or time.perf_counter() < end:
-        found = {}
-        for name, program in programs.items():
-            time.sleep(_PAUSE_SECONDS)
-            found[name] = _median_of_calls(lambda program=program: program(**batch))  # type: ignore[misc]
-        rounds.append(found)
-    return {name: float(np.median([one[name] / one["bfloat16"] for one in rounds])) for name in programs}
+def _times(programs: Programs, batch: Batch, rounds: int) -> Rounds:
+    """Seconds of calls by each program, in turns."""
+    calls = {name: partial(program, **batch) for name, program in programs.items()}
+    return take_turns({name: block_of(call, _CALLS, warm_seconds=_WARM_SECONDS) for name, call in calls.items()}, rounds)
 
 
-def _median_of_calls(call: Callable[[], object]) -> float:
-    call()
-    times = []
-    for _ in range(15):
-        begin = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin)
-    return float(np.median(times))
-
-
-def _row(
-    model: str, name: str, measure: str, value: float, program: CompiledModel, times: Mapping[str, float], graph: ir.Model
-) -> Row:
+def _row(model: str, name: str, measure: str, value: float, program: CompiledModel, times: Rounds, graph: ir.Model) -> Row:
     made = [value for node in graph.graph if node.op_type == "Constant" for value in node.outputs]
     tensors = [constant_tensor(value) for value in (*graph.graph.initializers.values(), *made)]
     weights = sum(one.nbytes for one in tensors if one is not None)
-    return Row(model, name, measure, value, program.plan.weights_bytes, weights, times[name])
+    batch = int(program.plan.inputs[0].type.shape[0])
+    time_ms, over = 1e3 * median(map(median, times[name])), compared(times[name], times["bfloat16"])
+    sizes = program.plan.weights_bytes, weights
+    return Row(model, name, measure, value, *sizes, batch, time_ms, over, in_milliseconds(times[name]))
 
 
-MODELS: dict[str, Callable[[int, float], Iterator[Row]]] = {"minilm": sentence_rows, "lenet": digit_rows, "ocr": line_rows}
+MODELS: dict[str, Callable[[int, int], Iterator[Row]]] = {"minilm": sentence_rows, "lenet": digit_rows, "ocr": line_rows}
 
 
 @click.command()
 @click.argument("models", nargs=-1, type=click.Choice(tuple(MODELS)))
 @click.option("--threads", default=2, show_default=True, type=click.IntRange(min=1), help="Threads of each program.")
-@click.option("--seconds", default=3.0, show_default=True, type=click.FloatRange(min=0.1), help="Time for each program.")
+@click.option(
+    "--rounds", default=3 * LEAST_ROUNDS, show_default=True, type=click.IntRange(min=1), help="Of calls of all programs."
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Add the results to this file.")
-def main(models: tuple[str, ...], threads: int, seconds: float, json_path: Path | None) -> None:
+def main(models: tuple[str, ...], threads: int, rounds: int, json_path: Path | None) -> None:
     """What 8 bits cost trained MODELs, and what they gain; all three if none is named."""
-    console = Console(width=110)
+    kept = record(json_path, threads, {"rounds": rounds}, ("onnxruntime", "scikit-learn"), key=("model", "program"))
+    console = Console(width=120)
     for model in models or tuple(MODELS):
-        rows = list(MODELS[model](threads, seconds))
+        rows = list(MODELS[model](threads, rounds))
         table = Table(title=rows[0].model, title_justify="left")
-        for heading in ("program", rows[0].measure, "KiB of constants", "times smaller", "times as fast as bfloat16"):
+        times = f"ms, batch of {rows[0].batch}", "of the time of bfloat16"
+        for heading in ("program", rows[0].measure, "KiB of constants", "times smaller", *times):
             table.add_column(heading, justify="left" if heading == "program" else "right")
         for row in rows:
-            smaller, faster = row.weight_bytes / row.constant_bytes, 1 / row.time_over_bf16
-            table.add_row(row.program, f"{row.value:.5f}", f"{row.constant_bytes / 1024:.0f}", f"{smaller:.2f}", f"{faster:.2f}")
+            smaller = f"{row.weight_bytes / row.constant_bytes:.2f}"
+            found = f"{row.value:.5f}", f"{row.constant_bytes / 1024:.0f}", smaller, f"{row.time_ms:.3f}", str(row.time_over_bf16)
+            table.add_row(row.program, *found)
         console.print(table)
-        if json_path is not None:
-            document = json.loads(json_path.read_text()) if json_path.exists() else {"models": {}}
-            document["machine"] = {"cores": os.cpu_count(), "target": str(Target.parse("cpu", threads))}
-            document["models"][model] = [asdict(row) for row in rows]
-            json_path.write_text(json.dumps(document, indent=2) + "\n")
+        kept.add(*rows)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from prefuse.benchmarks.quantized_files import apart, compared, expected_values, stored_bytes
+from prefuse.benchmarks.quantized_files import apart, expected_values, stored_bytes, values_compared
 from prefuse.compiler.debugging.oracle import run_model
 from prefuse.compiler.frontend.importer import import_model
 
@@ -58,5 +58,5 @@ def test_each_value_is_made_of_the_others_as_given(model: onnx.ModelProto) -> No
 def test_all_values_are_compared(model: onnx.ModelProto, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
-    assert list(compared(path, INPUTS, 1)) == [("first", 1.0, 1.0), ("second", 1.0, 1.0)]
+    assert list(values_compared(path, INPUTS, 1)) == [("first", 1.0, 1.0), ("second", 1.0, 1.0)]
     assert stored_bytes(path) == 8 * 8 + 4 * 8 + 4 + 1
