@@ -1,6 +1,6 @@
 """What further lengths of BERT-base cost as a module: processor seconds of each by stage, and resident memory of one and of all.
 
-    python -m prefuse.benchmarks.lengths [--layers 12] [--lengths 128,145,162,200] [--cache FOLDER]
+    python -m benchmarks.lengths [--layers 12] [--lengths 128,145,162,200] [--cache FOLDER]
 
 The first length is exported for itself, the second exports the module for any length, and from the third on the graph and the
 constants are there. Processor time is that of all threads, which other processes on the machine disturb little. Programs are not
@@ -20,6 +20,8 @@ import torch
 from prefuse import compile as compile_model
 from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.examples.models import bert
+
+from .worker import resident_bytes
 
 _STAGES = {  # what the stages that a compilation reports are called here; all else is of a pass
     "export": "export by torch",
@@ -53,12 +55,6 @@ class Stages:
         return found
 
 
-def resident_bytes() -> int:
-    """Of this process, by the kernel."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=bert.BERT_BASE.layers)
@@ -67,18 +63,18 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     config = replace(bert.BERT_BASE, layers=arguments.layers)
-    module = bert._bert(config, 8)[0].eval()
+    module = bert.bert(config, 8)[0].eval()
     stages = Stages()
     net = compile_model(module, cache=arguments.cache or False, progress=stages)
     assert isinstance(net, SpecializedModel)
-    own = resident_bytes()
+    own = resident_bytes("VmRSS")
     first = 0
     for length in map(int, arguments.lengths.split(",")):
-        inputs = bert._bert(replace(config, layers=0), length)[1]
+        inputs = bert.bert(replace(config, layers=0), length)[1]
         stages.take()
         net.specialize(*inputs)
         found = stages.take()
-        resident = resident_bytes()
+        resident = resident_bytes("VmRSS")
         first = first or resident
         listed = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in found.items())
         memory = f"{resident / 2**20:.0f} MiB resident ({resident / first:.2f} of one length; {own / 2**20:.0f} before all)"

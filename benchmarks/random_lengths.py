@@ -1,4 +1,4 @@
-"""Texts of random lengths, one after the other: `python -m prefuse.benchmarks.random_lengths bert_base`.
+"""Texts of random lengths, one after the other: `python -m benchmarks.random_lengths bert_base`.
 
 One program for a range of lengths in turns with ONNX Runtime and OpenVINO, which compile the same ONNX file with a dynamic
 dimension. All engines are in one process, and get the same blocks of lengths, in an order that changes from block to block, with
@@ -7,11 +7,11 @@ pauses until the threads of the one before sleep. The first pass is the first ti
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -19,30 +19,35 @@ from tempfile import TemporaryDirectory
 import click
 import numpy as np
 import onnx
-import onnxruntime
-import openvino
 import prefuse
 import torch
 from prefuse.compiler.programs.symbolic import SymbolicModel
 from prefuse.examples.models import bert, gpt2
 from rich.console import Console
 
+from .nets import recipe
+from .record import record
+from .turns import PAUSE_SECONDS, Spread, ratios, seconds_of, spread
+
 _BLOCK = 10  # lengths that an engine gets in a row
-_PAUSE_SECONDS = 0.25  # until the threads of the engine before sleep
 _SMALL_LENGTH = 32  # the longest text of small models
 Inputs = Mapping[str, np.ndarray]
 Engine = Callable[[Inputs], Sequence[np.ndarray]]
+EXACT = "onnxruntime f32"  # whose results others are compared with
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Seconds of all lengths, of one engine, pass by pass; the largest difference of its results from ONNX Runtime's."""
+    """Seconds of all lengths, of one engine, pass by pass, and of their blocks; how many times as long each pass takes as
+    prefuse's, block by block; the largest difference of its results from ONNX Runtime's."""
 
     model: str
     engine: str
     seconds: tuple[float, ...]
+    block_seconds: tuple[tuple[float, ...], ...]
+    over_prefuse: tuple[Spread, ...]
     difference: float
-    new_length_ms: float = 0.0  # median time of what a new length needs beside its run
+    new_length_ms: float | None = None  # median time of what a new length needs beside its run
 
 
 def export(name: str, most: int, *, is_small: bool, path: Path) -> None:
@@ -50,7 +55,7 @@ def export(name: str, most: int, *, is_small: bool, path: Path) -> None:
     if name == "gpt2":
         module, example = (gpt2.gpt2_small if is_small else gpt2.gpt2)()
     else:
-        module, example = bert._bert(bert._small(bert.BERT_BASE) if is_small else bert.BERT_BASE, 16)
+        module, example = bert.bert(bert.small(bert.BERT_BASE) if is_small else bert.BERT_BASE, 16)
     length = torch.export.Dim("T", min=2, max=most)
     program = torch.onnx.export(
         module.eval(), example, dynamo=True, optimize=False, verbose=False, dynamic_shapes=({1: length},) * len(example)
@@ -78,23 +83,38 @@ def compiled(path: Path, most: int, threads: int) -> SymbolicModel:
     return net
 
 
-def engines(net: SymbolicModel, path: Path, threads: int) -> dict[str, Engine]:
-    """Each engine, ready for any length."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 3
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    how = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-    request = openvino.Core().compile_model(str(path), "CPU", how).create_infer_request()
+def ours(net: SymbolicModel) -> Engine:
+    """A model of ours, whose results are a list."""
 
-    def ours(inputs: Inputs) -> Sequence[np.ndarray]:
+    def call(inputs: Inputs) -> Sequence[np.ndarray]:
         found = net(**inputs)
         return found if isinstance(found, tuple) else (found,)
 
-    return {
-        "prefuse": ours,
-        "onnxruntime": lambda inputs: session.run(None, dict(inputs)),
-        "openvino": lambda inputs: list(request.infer(dict(inputs), share_inputs=True).values()),
-    }
+    return call
+
+
+def exact_engine(path: Path, threads: int) -> Engine:
+    """ONNX Runtime, which computes in float32."""
+    from .engines.onnxruntime_cpu import session_of
+
+    session = session_of(path, threads)
+
+    def call(inputs: Inputs) -> Sequence[np.ndarray]:
+        found: Sequence[np.ndarray] = session.run(None, dict(inputs))
+        return found
+
+    return call
+
+
+def peers(path: Path, threads: int, precision: str) -> dict[str, Engine]:
+    """OpenVINO in float32, and where programs of bfloat16 are compared and this CPU has it, in that."""
+    if find_spec("openvino") is None:
+        click.echo("OpenVINO is not installed, and has no row: pip install openvino", err=True)
+        return {}
+    from .engines.openvino_cpu import Compiled, hints
+
+    wanted = ("f32", "bf16") if precision == "bfloat16" else ("f32",)
+    return {f"openvino {hint}": Compiled(path, threads, hint) for hint in wanted if hint in hints()}
 
 
 def measure(
@@ -102,23 +122,30 @@ def measure(
 ) -> list[Row]:
     """Passes over all lengths, in blocks for each engine in turn."""
     shuffle = random.Random(0)
-    seconds = {name: [0.0] * passes for name in ready}
+    seconds = {name: [list[float]() for _ in range(passes)] for name in ready}
     for number in range(passes):
         for start in range(0, len(lengths), _BLOCK):
             inputs = [make(length) for length in lengths[start : start + _BLOCK]]
             for name in shuffle.sample(list(ready), len(ready)):
-                time.sleep(_PAUSE_SECONDS)
-                begin = time.perf_counter()
-                for one in inputs:
-                    ready[name](one)
-                seconds[name][number] += time.perf_counter() - begin
+                time.sleep(PAUSE_SECONDS)
+                seconds[name][number].append(seconds_of(lambda: [ready[name](one) for one in inputs]))  # noqa: B023 - called here
     differences = dict.fromkeys(ready, 0.0)
     for length in lengths[:3]:
-        wanted = ready["onnxruntime"](make(length))
+        wanted = ready[EXACT](make(length))
         for name, engine in ready.items():
             for got, right in zip(engine(make(length)), wanted, strict=True):
                 differences[name] = max(differences[name], float(np.abs(got - right).max() / np.abs(right).max()))
-    return [Row(model, name, tuple(seconds[name]), differences[name]) for name in ready]
+    return [
+        Row(
+            model,
+            name,
+            tuple(map(sum, seconds[name])),
+            tuple(map(tuple, seconds[name])),
+            tuple(spread(list(ratios(*pair))) for pair in zip(seconds[name], seconds["prefuse"], strict=True)),
+            differences[name],
+        )
+        for name in ready
+    ]
 
 
 def new_length_ms(net: SymbolicModel, lengths: Sequence[int], make: Callable[[int], Inputs]) -> float:
@@ -141,7 +168,7 @@ def new_length_ms(net: SymbolicModel, lengths: Sequence[int], make: Callable[[in
 @click.option("--small", is_flag=True, help="Small models: checks the benchmark.")
 @click.option("--prepare", is_flag=True, help="Only export and compile; programs are kept for a later run.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where the ONNX file is kept for other runs.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the results to this file.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Add the results to this file.")
 def main(
     model: str,
     count: int,
@@ -154,30 +181,31 @@ def main(
     json_path: Path | None,
 ) -> None:
     """Time texts of random lengths in one program for all of them, and in other engines."""
-    console = Console(width=130)
+    console = Console(width=150)
     most = _SMALL_LENGTH if small else most
+    drawn = random.Random(1).choices(range(1, most + 1), k=count)
+    kept = record(json_path, threads, {"lengths": drawn, "small": small}, ("onnxruntime", "openvino"), key=("model", "engine"))
     torch.manual_seed(0)
     with TemporaryDirectory(prefix="prefuse-lengths-") as temporary:
-        path = Path(folder or temporary) / f"{model}.onnx"
+        where = folder or Path(temporary)
+        where.mkdir(parents=True, exist_ok=True)
+        path = where / f"{model}{'-small' * small}-{most}-{recipe()}.onnx"
         if not path.exists():
             export(model, most, is_small=small, path=path)
         make = input_maker(path, 96 if small else 30_000)
         net = compiled(path, most, threads)
         if prepare:
             return
-        drawn = random.Random(1).choices(range(1, most + 1), k=count)
-        new_ms = new_length_ms(net, [length for length in range(1, most + 1) if length not in drawn][::7], make)
-        ready = engines(net, path, threads)
+        ready = {"prefuse": ours(net), EXACT: exact_engine(path, threads), **peers(path, threads, "float32")}
         rows = measure(model, drawn, passes, ready, make)
+        new_ms = new_length_ms(net, [length for length in range(1, most + 1) if length not in drawn][::7], make)
     rows = [replace(row, new_length_ms=new_ms) if row.engine == "prefuse" else row for row in rows]
-    first = rows[0]
     for row in rows:
-        ratios = ", ".join(f"{theirs / ours:.2f}" for theirs, ours in zip(row.seconds, first.seconds, strict=True))
         listed = ", ".join(f"{one:.2f}" for one in row.seconds)
-        console.print(f"{model} {row.engine}: {listed} s; {ratios} times prefuse's; results differ by {row.difference:.1e}")
+        over = ", ".join(map(str, row.over_prefuse))
+        console.print(f"{model} {row.engine}: {listed} s; {over} times prefuse's; results differ by {row.difference:.1e}")
     console.print(f"a new length: {new_ms:.2f} ms beside its run")
-    if json_path is not None:
-        json_path.write_text(json.dumps({"lengths": drawn, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    kept.add(*rows)
 
 
 if __name__ == "__main__":

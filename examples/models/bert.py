@@ -87,11 +87,13 @@ BERT_BASE = Config(vocabulary=30_522, positions=512, token_types=2)
 ROBERTA_BASE = Config(vocabulary=50_265, positions=514, token_types=1, epsilon=1e-5, padding=1)
 
 
-def _small(config: Config) -> Config:
+def small(config: Config) -> Config:
+    """One layer of width 32, for texts of 32 tokens."""
     return replace(config, vocabulary=96, positions=32, width=32, layers=1, heads=4)
 
 
-def _bert(config: Config, tokens: int) -> tuple[nn.Module, Inputs]:
+def bert(config: Config, tokens: int) -> tuple[nn.Module, Inputs]:
+    """An encoder, and a sentence pair of so many tokens."""
     segments = (torch.arange(tokens) >= tokens // 2).to(torch.int64)[None]
     return Encoder(config), (random_tokens(config.vocabulary, 1, tokens), _mask(tokens), segments)
 
@@ -109,12 +111,12 @@ def _mask(tokens: int) -> Tensor:
 
 def bert_base() -> tuple[nn.Module, Inputs]:
     """110 million parameters, one sentence pair of 128 tokens."""
-    return _bert(BERT_BASE, tokens=128)
+    return bert(BERT_BASE, tokens=128)
 
 
 def bert_base_small() -> tuple[nn.Module, Inputs]:
     """One layer of width 32 on 16 tokens."""
-    return _bert(_small(BERT_BASE), tokens=16)
+    return bert(small(BERT_BASE), tokens=16)
 
 
 def roberta_base() -> tuple[nn.Module, Inputs]:
@@ -124,4 +126,4 @@ def roberta_base() -> tuple[nn.Module, Inputs]:
 
 def roberta_base_small() -> tuple[nn.Module, Inputs]:
     """One layer of width 32 on 16 tokens."""
-    return _roberta(_small(ROBERTA_BASE), tokens=16)
+    return _roberta(small(ROBERTA_BASE), tokens=16)
