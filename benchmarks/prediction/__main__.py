@@ -2,7 +2,8 @@
 
 Programs are compiled, measured, and planned again for their predictions. With --folder each of the three can be a run of its
 own: --only compile and --only predict beside other work, --only measure without, and --only predict again after each change of
-the cost model. With --measure kernels are measured alone, too.
+the cost model: a program whose plan is another one then is marked, and only launches with the same kernel are compared. With
+--measure kernels are measured alone, too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from prefuse.compiler.predictor.call import predictor_for
 from prefuse.examples.models import MODELS
 from rich.console import Console
 
+from .. import record
+from ..nets import model_names
 from . import errors, runs
 from .programs import PRECISIONS, Case
 
@@ -24,7 +27,7 @@ _RUNS = "runs.json"
 
 
 @click.command()
-@click.argument("models", nargs=-1, metavar="[MODEL...]")
+@click.argument("models", nargs=-1, metavar="[MODEL...]", callback=model_names)
 @click.option("--precision", "precisions", multiple=True, default=PRECISIONS, type=click.Choice(PRECISIONS))
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(min=1))
 @click.option("--measure", is_flag=True, help="Measure kernels alone, and predict programs from that.")
@@ -43,6 +46,7 @@ def main(
     json_path: Path | None,
 ) -> None:
     """Predict programs of MODELs (all examples if none is named), and compare."""
+    kept = record.record(json_path, threads, {"small": small, "measure": measure}, key=("model", "precision", "threads"))
     with ExitStack() as stack:
         where = folder or Path(stack.enter_context(TemporaryDirectory(prefix="prefuse-benchmark-")))
         where.mkdir(parents=True, exist_ok=True)
@@ -54,10 +58,10 @@ def main(
             for case in cases:
                 runs.add(where / _RUNS, [runs.measured(case)])
         if "predict" in parts:
-            _predict(cases, runs.read(where / _RUNS), json_path, measure=measure)
+            _predict(cases, runs.read(where / _RUNS), kept, measure=measure)
 
 
-def _predict(cases: list[Case], measured: list[runs.ProgramTime], json_path: Path | None, *, measure: bool) -> None:
+def _predict(cases: list[Case], measured: list[runs.ProgramTime], kept: record.Record, *, measure: bool) -> None:
     known, console, results = {one.key: one for one in measured}, Console(width=170), list[errors.Found]()
     for case in cases:
         if (run := known.get((case.model, case.precision, case.threads))) is not None:
@@ -65,10 +69,7 @@ def _predict(cases: list[Case], measured: list[runs.ProgramTime], json_path: Pat
                 results.append(errors.found(run, case, predictor))
     for one in errors.tables(results):
         console.print(one)
-    if json_path is not None:
-        taken = {(one.model, one.precision, one.threads) for one in results}
-        kept = [one for one in errors.read(json_path) if (one.model, one.precision, one.threads) not in taken]
-        errors.write(json_path, [*kept, *results])
+    kept.add(*results)
 
 
 if __name__ == "__main__":

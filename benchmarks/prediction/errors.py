@@ -1,24 +1,28 @@
-"""How far predictions are from what was measured: by the cost model alone, of each launch and of the program, and from runs of
-kernels alone, with corrections that were fitted on the predictor's own two networks; both at the clock of the run. Memory is
-compared to the byte."""
+"""How far predictions are from what was measured: by the cost model alone, of each launch and of the program, at the clock of
+the run; and from runs of kernels alone, as these took, with corrections that were fitted on the predictor's own two networks.
+Memory is compared to the byte.
+
+What was measured is the lower quartile of calls, by counters inside the program; beside it are the median, and plain calls.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import median
 
 from prefuse.compiler.estimates.launches import predicted_us
 from prefuse.compiler.lowering.planning import launch_label
+from prefuse.compiler.predictor.prediction import Prediction
 from prefuse.compiler.predictor.predictor import Predictor, memory_of
 from rich.table import Table
 
 from .programs import Case
-from .runs import ProgramTime, write_lines
+from .runs import ProgramTime, plan_digest
 
 _LEAST_US = 1.0  # launches below it are mostly what a launch takes
+_FROM_RUNS = 0.9  # of the time by kernels that were measured: then a prediction is one from runs
+_CHANGED = 0.1  # of the clock between before and after a run: what such a run says of predictions is not counted
 
 # Families by what templates are called, the first that fits.
 _FAMILIES = {
@@ -50,7 +54,10 @@ class GroupError:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One program. `from_runs_us` is 0 where kernels were not measured; bytes are of weights and arena."""
+    """One program. `from_runs_us` is 0 where kernels that make nine tenths of it were not measured; bytes: of weights and arena.
+
+    Where today's plan is not that of the program that was measured, only launches that have the same kernel are compared.
+    """
 
     model: str
     precision: str
@@ -61,6 +68,18 @@ class Found:
     predicted_bytes: int
     bytes: int
     groups: tuple[GroupError, ...]
+    is_same_plan: bool = True
+    uncorrected_us: float = 0.0  # by the cost model, at the clock that it assumes
+    speed: float = 1.0  # of the run's clock, in units of that one
+    change: float = 0.0  # of the clock, from before the run to after it
+    measured_share: float = 0.0  # of the prediction from runs, by kernels that were measured alone
+    median_us: float = 0.0
+    plain_us: float = 0.0  # of calls as a user makes them
+
+    @property
+    def counts(self) -> bool:
+        """Whether the program says something of predictions."""
+        return self.is_same_plan and self.change <= _CHANGED
 
     @property
     def estimate_error(self) -> float:
@@ -80,8 +99,8 @@ def found(run: ProgramTime, case: Case, predictor: Predictor) -> Found:
     """A program that was measured, beside its predictions of today: launches that have another kernel now are left out."""
     planned, target = case.planned(predictor), case.options.target
     prediction = predictor.predict(planned, case.model, case.options.precision)
-    is_measured = any(step.source == "measured" for step in prediction.steps)
-    alone = {step.label: step.time_us for step in prediction.steps} if is_measured else {}
+    share = measured_share(prediction)
+    alone = {step.label: step.time_us for step in prediction.steps if step.source == "measured"}
     speed = run.flops_per_second / (target.machine.flops_per_second * target.threads)
     estimates = predicted_us(planned.lowered, target)
     templates = {launch_label(item): item.kernel.template for item in planned.lowered}
@@ -101,22 +120,37 @@ def found(run: ProgramTime, case: Case, predictor: Predictor) -> Found:
         *run.key,
         run.call_us,
         sum(estimates.values()) / speed,
-        prediction.latency_us if is_measured else 0.0,
+        prediction.latency_us if share >= _FROM_RUNS else 0.0,
         memory_of(planned).total_bytes,
         run.bytes,
         groups,
+        run.plan == plan_digest(planned.plan),
+        sum(estimates.values()),
+        speed,
+        run.change,
+        share,
+        run.median_us,
+        run.plain_us,
     )
 
 
+def measured_share(prediction: Prediction) -> float:
+    """How much of a prediction is by kernels that were measured alone."""
+    every = sum(step.time_us for step in prediction.steps)
+    return sum(step.time_us for step in prediction.steps if step.source == "measured") / every if every else 0.0
+
+
 def summary(results: Sequence[Found]) -> Iterator[tuple[str, str, int, float, float, float | None]]:
-    """Precision, what, how many, median and largest error, and the bar: of families' groups, and of programs."""
+    """Precision, what, how many, median and largest error, and the bar: of families' groups, and of programs. Runs on whose way
+    the clock changed are left out, and programs whose plan is another one today."""
     for precision in dict.fromkeys(one.precision for one in results):
-        rows = [one for one in results if one.precision == precision]
+        rows = [one for one in results if one.precision == precision and one.change <= _CHANGED]
+        programs = [one for one in rows if one.counts]
         launches = [group for row in rows for group in row.groups]
         errors: Mapping[str, list[float]] = {
             **{family: [abs(one.error) for one in launches if one.family == family] for family in FAMILIES},
-            "program": [abs(one.estimate_error) for one in rows],
-            "program, from runs": [abs(one.runs_error) for one in rows if one.runs_error is not None],
+            "program": [abs(one.estimate_error) for one in programs],
+            "program, from runs": [abs(one.runs_error) for one in programs if one.runs_error is not None],
         }
         for what, found_errors in errors.items():
             if found_errors:
@@ -126,27 +160,22 @@ def summary(results: Sequence[Found]) -> Iterator[tuple[str, str, int, float, fl
 
 def tables(results: Sequence[Found]) -> Iterator[Table]:
     """What was found, for people."""
-    programs = Table("model", "precision", "ms", "cost model", "from runs", "bytes", "worst launches: template, us (predicted)")
+    worst_of = "worst launches: template, us (predicted)"
+    quartile = "ms, lower quartile inside (median; plain calls)"
+    programs = Table("model", "precision", quartile, "cost model", "from runs", "bytes", worst_of)
     for one in results:
         worst = sorted(one.groups, key=lambda group: -abs(group.predicted_us - group.measured_us))[:3]
         launches = "; ".join(f"{group.template} {group.measured_us:.0f} ({group.predicted_us:.0f})" for group in worst)
         runs = "-" if one.runs_error is None else f"{one.runs_error:+.1%}"
         memory = "exact" if one.bytes == one.predicted_bytes else f"{one.predicted_bytes - one.bytes:+d}"
-        times = f"{one.measured_us / 1e3:.2f}", f"{one.estimate_error:+.1%}"
+        inside = f"{one.measured_us / 1e3:.2f} ({one.median_us / 1e3:.2f}; {one.plain_us / 1e3:.2f})"
+        if not one.is_same_plan:
+            programs.add_row(one.model, one.precision, inside, "other plan", "-", "-", launches)
+            continue
+        times = inside, f"{one.estimate_error:+.1%}" + f", clock changed by {one.change:.0%}" * (one.change > _CHANGED)
         programs.add_row(one.model, one.precision, *times, runs, memory, launches)
     yield programs
     families = Table("precision", "what", "count", "median error", "largest", "bar of the median")
     for precision, what, count, middle, largest, bar in summary(results):
         families.add_row(precision, what, str(count), f"{middle:.1%}", f"{largest:.0%}", f"{bar:.0%}")
     yield families
-
-
-def read(path: Path) -> list[Found]:
-    """Results of earlier runs, none where there is no file."""
-    rows = json.loads(path.read_text()) if path.exists() else []
-    return [Found(**{**row, "groups": tuple(GroupError(**group) for group in row["groups"])}) for row in rows]
-
-
-def write(path: Path, results: Sequence[Found]) -> None:
-    """All results, a line each."""
-    write_lines(path, map(asdict, results))

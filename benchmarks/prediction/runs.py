@@ -10,12 +10,16 @@ from pathlib import Path
 import numpy as np
 from prefuse.compiler.bits.mixed.trials import times_of
 from prefuse.compiler.cli.profile import measure as measure_limits
-from prefuse.runtime.plan import Role
+from prefuse.compiler.programs.digest import combine
+from prefuse.runtime.plan import Plan, Role
+from prefuse.runtime.plan_text import print_plan
 from prefuse.runtime.profile import profile_in_turns
 
+from ..turns import seconds_of
 from .programs import Case
 
 CALLS = 20
+_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +33,9 @@ class LaunchTime:
 
 @dataclass(frozen=True, slots=True)
 class ProgramTime:
-    """One program: a call among many, and its launches. `flops_per_second` of all threads tell the clock of that moment, before
-    and after which it may differ by `change`; `bytes` are of weights and arena."""
+    """One program: a call among many, by the lower quartile, and its launches, each by its own, so that they do not add up to the
+    call. `flops_per_second` of all threads, the mean of before and after, tell the clock, which differed by `change` between the
+    two; `bytes` are of weights and arena; `plan` is a digest, `plain_us` the median of calls from outside."""
 
     model: str
     precision: str
@@ -40,6 +45,10 @@ class ProgramTime:
     change: float
     bytes: int
     launches: tuple[LaunchTime, ...]
+    plan: str
+    median_us: float
+    plain_us: float
+    calls_us: tuple[float, ...]
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -51,8 +60,9 @@ def measured(case: Case) -> ProgramTime:
     net, inputs = case.compiled(), case.task().inputs
     before = measure_limits(net)
     (profile,) = profile_in_turns([net], inputs, CALLS)
-    limits, times = before.joined(measure_limits(net)), times_of(profile)
-    plan = net.plan
+    after, times, plan = measure_limits(net), times_of(profile), net.plan
+    plain = [seconds_of(lambda: net(**inputs)) for _ in range(CALLS)]
+    calls_us = (profile.stamps_ns[:, -1] - profile.stamps_ns[:, 0]) / 1e3
     spaces = {buffer.space for buffer in plan.buffers if buffer.role in (Role.ACTIVATION, Role.WORKSPACE)} | {
         "constants",
         "shared",
@@ -62,17 +72,30 @@ def measured(case: Case) -> ProgramTime:
         case.precision,
         case.threads,
         times.call_us,
-        limits.flops_per_second,
-        limits.change,
+        (before.flops_per_second + after.flops_per_second) / 2,
+        before.joined(after).change,
         sum(space.size_bytes for space in plan.spaces if space.name in spaces),
         tuple(LaunchTime(step.label, step.template, step.time_us) for step in times.steps),
+        plan_digest(plan),
+        profile.time_us,
+        1e6 * float(np.median(plain)),
+        tuple(calls_us.tolist()),
     )
+
+
+def plan_digest(plan: Plan) -> str:
+    """Equal for equal plans."""
+    return combine(print_plan(plan))[:_DIGITS]
 
 
 def read(path: Path) -> list[ProgramTime]:
     """What earlier runs have measured, nothing where there is no file."""
     rows = json.loads(path.read_text()) if path.exists() else []
-    return [ProgramTime(**{**row, "launches": tuple(LaunchTime(*one) for one in row["launches"])}) for row in rows]
+    rows = [row for row in rows if "plan" in row]  # those of an older form are measured again
+    return [
+        ProgramTime(**{**row, "launches": tuple(LaunchTime(*one) for one in row["launches"]), "calls_us": tuple(row["calls_us"])})
+        for row in rows
+    ]
 
 
 def write(path: Path, runs: Iterable[ProgramTime]) -> None:

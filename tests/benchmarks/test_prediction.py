@@ -1,9 +1,12 @@
 """benchmarks/prediction.py: what is counted of predictions."""
 
-from pathlib import Path
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
-from prefuse.benchmarks.prediction.errors import Found, GroupError, family_of, read, summary, write
+from prefuse.benchmarks.prediction.errors import Found, GroupError, family_of, measured_share, summary, tables
+from prefuse.compiler.predictor.prediction import Prediction
 from prefuse.kernels.registry import TEMPLATES
 
 GROUPS = (
@@ -37,8 +40,18 @@ def test_every_template_has_the_family_of_its_operator() -> None:
     assert families["pooling_channels_last"] == families["rows"] == "rest"
 
 
-def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
-    assert read(path) == []
-    write(path, PROGRAMS)
-    assert read(path) == PROGRAMS
+def test_what_was_compiled_from_another_plan_says_nothing_of_predictions() -> None:
+    """But its launches do, that have the same kernel; and a run on whose way the clock changed says nothing at all."""
+    other, restless = replace(PROGRAMS[0], is_same_plan=False), replace(PROGRAMS[0], change=0.2)
+    rows = {what: row for _, what, *row in summary([other, PROGRAMS[1], restless])}
+    assert rows["product"][0] == 2
+    assert rows["program"][:2] == [1, pytest.approx(0.2)]
+    assert "program, from runs" not in rows
+    programs, _ = tables([other])
+    assert list(programs.columns[3].cells) == ["other plan"]
+
+
+def test_a_prediction_is_from_runs_where_most_of_its_time_is() -> None:
+    steps = [SimpleNamespace(time_us=9.0, source="measured"), SimpleNamespace(time_us=1.0, source="scaled")]
+    assert measured_share(cast("Prediction", SimpleNamespace(steps=steps))) == pytest.approx(0.9)
+    assert measured_share(cast("Prediction", SimpleNamespace(steps=[]))) == 0
