@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -19,6 +19,7 @@ from prefuse.passes.plan.prefetch.scheduler import schedule
 from rich.console import Console
 from rich.table import Table
 
+from ..record import record
 from .baselines import POLICIES, on_demand, unrolled
 from .cases import small_cases, streamed, training
 from .exact import Exact
@@ -26,12 +27,14 @@ from .traces import g10_tiers, gpt2, read_g10
 
 GPT2 = ((1, 15), (4, 15), (4, 60), (8, 60))  # batch, TFLOP/s
 _CALLS = 2  # of policies, of which the last one is timed
+G10_SOURCE = "https://github.com/platformxlab/G10"  # whose artifact has the traces
 _NAMES = {"lru": "LRU", "belady": "Belady", "size": "size x distance"}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A policy on a trace. `seconds`: of a call, when calls have followed each other; `took`: to make the schedule."""
+    """A policy on a trace. `seconds` and bytes: of a call, when calls have followed each other; `took`: to make the schedule.
+    `digest`: of the file of a trace that is not ours."""
 
     trace: str
     policy: str
@@ -41,6 +44,7 @@ class Row:
     bytes_in: int
     bytes_out: int
     took: float
+    digest: str = ""
 
 
 @click.command()
@@ -52,32 +56,33 @@ class Row:
 def main(data: Path | None, only: str, count: int, steps: tuple[int, ...], json_path: Path | None) -> None:
     """Schedules of copies on training steps: paging on demand, ours, and the ceiling."""
     console = Console(width=None if sys.stdout.isatty() else 110)
-    rows: list[Row] = []
-    for name, problem in _problems(data, only):
-        found = list(_rows(name, problem))
-        rows += found
+    settings = {"small": count, "large": steps, "traces": G10_SOURCE}
+    kept = record(json_path, 1, settings, key=("trace", "policy"))
+    for name, problem, digest in _problems(data, only):
+        found = [replace(row, digest=digest) for row in _rows(name, problem)]
+        kept.add(*found)
         console.print(_table(found))
     ratios = optimum_ratios(count)
     if ratios:
         console.print(f"{count} small cases over their optimum: mean {np.mean(ratios):.4f}, worst {max(ratios):.3f}")
+        kept.add({"trace": "small cases", "policy": "prefuse", "over_optimum": ratios})
     for size in steps:
         took = _seconds(streamed(size)), _seconds(training(size))
         console.print(f"{size} steps: {took[0]:.1f} s for streamed weights, {took[1]:.1f} s for a training")
-    if json_path:
-        result = {"rows": [asdict(row) for row in rows], "optimum": {"count": count, "ratios": ratios}}
-        json_path.write_text(json.dumps(result, indent=1) + "\n")
+        kept.add({"trace": f"{size} steps", "policy": "prefuse", "took_streamed": took[0], "took_training": took[1]})
 
 
-def _problems(data: Path | None, only: str) -> Iterator[tuple[str, Problem]]:
+def _problems(data: Path | None, only: str) -> Iterator[tuple[str, Problem, str]]:
+    """Traces by name, and of a file its digest."""
     for path in sorted(data.glob("tensors_*.txt")) if data else ():
         for has_ssd in (False, True):
             name = f"{path.stem.removeprefix('tensors_')}, host {'128 GiB and SSD' if has_ssd else 'without end'}"
             if only in name:
-                yield name, read_g10(path, g10_tiers(has_ssd))
+                yield name, read_g10(path, g10_tiers(has_ssd)), hashlib.sha256(path.read_bytes()).hexdigest()
     for batch, tflops in GPT2:
         name = f"GPT-2 774M, batch {batch}, {tflops} TFLOP/s"
         if only in name:
-            yield name, gpt2(batch, tflops * 1e12)
+            yield name, gpt2(batch, tflops * 1e12), ""
 
 
 def _rows(name: str, problem: Problem) -> Iterator[Row]:
@@ -96,13 +101,21 @@ def _rows(name: str, problem: Problem) -> Iterator[Row]:
 
 
 def _row(name: str, policy: str, problem: Problem, replayed: Problem, found: Schedule, least: float, took: float) -> Row:
-    """The last call of what was replayed. Bytes are those of all its calls on average."""
+    """The last call of what was replayed: the first one fetches all that a memory has not yet."""
     result = replay(replayed, found)
     assert not result.faults, (name, policy, result.faults[:3])
     count, calls = len(problem.steps), len(replayed.steps) // len(problem.steps)
     ideal = problem.compute_seconds
     seconds = sum(result.stalls[-count:]) + ideal
-    return Row(name, policy, seconds, ideal / seconds, seconds / least, result.bytes_in // calls, result.bytes_out // calls, took)
+    moved = (result.bytes_in, result.bytes_out) if calls == 1 else last_call_bytes(replayed, found, count * (calls - 1))
+    return Row(name, policy, seconds, ideal / seconds, seconds / least, *moved, took)
+
+
+def last_call_bytes(problem: Problem, found: Schedule, first: int) -> tuple[int, int]:
+    """Bytes that come in for steps from `first` on, and those that go out behind one of these."""
+    sizes = [item.size_bytes for item in problem.objects]
+    bytes_in = sum(sizes[copy.object] for copy in found.copies_in if copy.before_step >= first)
+    return bytes_in, sum(sizes[copy.object] for copy in found.copies_out if copy.after_step >= first)
 
 
 def _seconds(problem: Problem) -> float:

@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from prefuse.benchmarks.prefetch.__main__ import main, optimum_ratios
+from prefuse.benchmarks.prefetch.__main__ import last_call_bytes, main, optimum_ratios
 from prefuse.benchmarks.prefetch.baselines import POLICIES, Policy, on_demand, unrolled
 from prefuse.benchmarks.prefetch.cases import small_cases
 from prefuse.benchmarks.prefetch.exact import Exact
@@ -75,6 +75,16 @@ def test_ours_is_near_the_optimum() -> None:
     assert max(ratios) <= 1.2
 
 
+def test_bytes_of_policies_are_those_of_the_last_call() -> None:
+    """Two weights that fit come in once, in the first call."""
+    problem = unrolled(weights("abab", 2), 2)
+    found = on_demand(problem, "lru", is_serial=True)
+    assert replay(problem, found).bytes_in == 2
+    assert last_call_bytes(problem, found, first=4) == (0, 0)
+    small = unrolled(weights("abc", 2), 2)
+    assert last_call_bytes(small, on_demand(small, "lru", is_serial=True), first=3) == (2, 0)
+
+
 def test_small_cases_do_not_fit() -> None:
     for problem in small_cases(20):
         assert max(problem.step_bytes()) <= problem.limit_bytes < sum(item.size_bytes for item in problem.objects)
@@ -87,7 +97,8 @@ def test_table_and_json(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "out.json").read_text())
-    assert [row["policy"] for row in found["rows"]].count("prefuse") == 2
-    assert all(row["seconds"] == pytest.approx(0.004) for row in found["rows"])
-    assert len(found["optimum"]["ratios"]) == 3
+    small, rows = found["rows"].pop(), found["rows"]
+    assert [row["policy"] for row in rows].count("prefuse") == 2
+    assert all(row["seconds"] == pytest.approx(0.004) and len(row["digest"]) == 64 for row in rows)
+    assert len(small["over_optimum"]) == 3
     assert "Belady, ahead" in done.output
