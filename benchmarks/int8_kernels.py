@@ -35,12 +35,14 @@ from prefuse.runtime.target import Target, host_cpu_model
 from rich.console import Console
 from rich.table import Table
 
+from .record import plain, record
+
 Precision: TypeAlias = Literal["int8", "float32", "bfloat16"]
 Times: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 _WIDTH = 110
 _CALLS = 6  # of a problem in a turn; the first one does not count
 _ZERO = 117  # zero point of what is multiplied
-_QUIET = 0.9  # of the best peak of all turns: below it the core was not ours alone
+_QUIET, _BEST = 0.9, 0.1  # of the best tenth of the peaks of all turns: below it the core was not ours alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,15 @@ class Problem:
 
     @property
     def macs(self) -> int:
-        """Multiply-adds, those with padding included."""
-        return self.rows * self.depth * self.columns * (self.rows * self.window**2 if self.window else 1)
+        """Multiply-adds that must be done: none with padding."""
+        reach = self.window // 2
+        taps = self.rows * self.window - reach * (reach + 1)  # along a side, inside the image
+        return self.depth * self.columns * (taps**2 if self.window else self.rows)
+
+    @property
+    def padded_macs(self) -> int:
+        """Those that a kernel makes that multiplies padding, too."""
+        return self.depth * self.columns * ((self.rows * self.window) ** 2 if self.window else self.rows)
 
     def __str__(self) -> str:
         if not self.window:
@@ -86,8 +95,10 @@ class Measured:
     choices: str
     time_us: float
     predicted_us: float
-    share: float  # of the peak measured beside
+    share: float  # of the peak measured beside, by the multiply-adds that must be done
+    padded_share: float  # and by those of padding with them
     quiet: float  # the share of the turns that count
+    times_us: tuple[float, ...] = ()  # of these
 
     @property
     def gmacs(self) -> float:
@@ -205,7 +216,7 @@ def measure(problems: Sequence[Problem], target: Target, precision: Precision, t
             before = _peak_us(peak)
             times[at, turn] = bench.time_us()
             peaks[at, turn] = max(before, _peak_us(peak))
-    quiet = peaks * _QUIET <= peaks.min()
+    quiet = peaks * _QUIET <= np.quantile(peaks, _BEST)  # not the least: one lucky turn would leave none of the others
     return [
         _measured(problem, bench, times[at, quiet[at]], macs / peaks[at, quiet[at]], turns)
         for at, (problem, bench) in enumerate(zip(problems, benches, strict=True))
@@ -225,7 +236,10 @@ def _measured(problem: Problem, bench: Bench, times_us: Times, peaks: Times, tur
     """What the quiet turns say; nothing is known where there were none."""
     time_us = float(np.median(times_us)) if times_us.size else float("nan")
     share = float(np.median(problem.macs / times_us / peaks)) if times_us.size else float("nan")
-    return Measured(problem, bench.template, bench.choices, time_us, bench.predicted_us, share, times_us.size / turns)
+    padded, quiet = share * problem.padded_macs / problem.macs, times_us.size / turns
+    return Measured(
+        problem, bench.template, bench.choices, time_us, bench.predicted_us, share, padded, quiet, tuple(times_us.tolist())
+    )
 
 
 def measure_rows(shape: tuple[int, int], target: Target, turns: int) -> list[Row]:
@@ -264,8 +278,10 @@ def _peak_us(peak: CompiledModel) -> float:
 @click.option("--precision", default="int8", show_default=True, type=click.Choice(["int8", "float32", "bfloat16"]))
 @click.option("--turns", default=15, show_default=True, type=click.IntRange(1), help="Of all problems.")
 @click.option("--rows", "is_rows", is_flag=True, help="One row by stored weights, instead of the problems.")
-def main(text: str, threads: int, precision: Precision, turns: int, is_rows: bool) -> None:
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Add the results to this file.")
+def main(text: str, threads: int, precision: Precision, turns: int, is_rows: bool, json_path: Path | None) -> None:
     """Measure all problems, costs being those of this machine."""
+    kept = record(json_path, threads, {"turns": turns}, key=("target", "precision", "problem", "shape", "weights"))
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     target = Target.parse(text, threads)
     if "machine=" not in text and text != "cpu":
@@ -273,13 +289,17 @@ def main(text: str, threads: int, precision: Precision, turns: int, is_rows: boo
     if missing := target.missing_features():
         raise click.ClickException(f"this CPU lacks {', '.join(missing)}, which {target} needs")
     if is_rows:
-        console.print(_rows_table([row for shape in ROW_SHAPES for row in measure_rows(shape, target, turns)], target))
+        found = [row for shape in ROW_SHAPES for row in measure_rows(shape, target, turns)]
+        console.print(_rows_table(found, target))
+        kept.add(*({"target": str(target), **plain(row)} for row in found))
         return
-    table = Table("problem", "template", "choices", "us", "predicted", "Gmac/s", "share", "quiet", title=f"{target}, {precision}")
+    shares = ("share", "with padding", "quiet")
+    table = Table("problem", "template", "choices", "us", "predicted", "Gmac/s", *shares, title=f"{target}, {precision}")
     for one in measure(PROBLEMS, target, precision, turns):
         times = f"{one.time_us:.1f}", f"{one.predicted_us / one.time_us:.2f}", f"{one.gmacs:.1f}"
-        numbers = (*times, f"{one.share:.3f}", f"{one.quiet:.0%}")
+        numbers = (*times, f"{one.share:.3f}", f"{one.padded_share:.3f}", f"{one.quiet:.0%}" if one.quiet else "no quiet turn")
         table.add_row(str(one.problem), one.template, one.choices, *numbers)
+        kept.add({"target": str(target), "precision": precision, **plain(one)})
     console.print(table)
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 import numpy as np
@@ -22,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import spearmanr
 
+from .record import plain, record
 from .trained_nets import TrainedNet, digits_lenet, digits_mlp, minilm
 
 FORMATS = ("float32", "bfloat16", "int8", "int8-rows", "w8", "w4")
@@ -106,8 +108,10 @@ def _sums(study: Study, damages: np.ndarray, assignments: Sequence[Mapping[str, 
 @click.option("--assignments", default=40, show_default=True, type=click.IntRange(min=3), help="Random assignments.")
 @click.option("--indicators", default=",".join(INDICATORS), show_default=True, help="Names, separated by commas.")
 @click.option("--alone/--no-alone", default=True, show_default=True, help="Also rank single damages, which takes the longest.")
-def main(nets: tuple[str, ...], assignments: int, indicators: str, alone: bool) -> None:
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Add the results to this file.")
+def main(nets: tuple[str, ...], assignments: int, indicators: str, alone: bool, json_path: Path | None) -> None:
     """Compare indicators on NETS, by default on all."""
+    kept = record(json_path, 1, {"assignments": assignments, "alone": alone}, key=("net", "name"))
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     names = indicators.split(",")
     if unknown := [name for name in names if name not in INDICATORS]:
@@ -122,6 +126,7 @@ def main(nets: tuple[str, ...], assignments: int, indicators: str, alone: bool) 
             spread = " ".join(f"{value:.3g}" for value in np.percentile(one.ratios, (10, 50, 90)))
             table.add_row(one.name, f"{one.units:.3f}", f"{one.assignments:.3f}", spread, f"{one.near:.0%}", f"{one.seconds:.1f}")
         console.print(table)
+        kept.add(*({"net": net.name, "sums": own, **plain(one)} for one in found))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...examples.models import MODELS
 from ...runtime.executor import CompiledModel
-from ...runtime.hardware.gpu import gpu_machine
+from ...runtime.hardware.gpu import GpuMachine, gpu_machine
 from ...runtime.plan import Launch
 from ...runtime.profile import descriptions_of
 from ...runtime.target import Target
@@ -35,11 +35,12 @@ def predictions(
             repeated = tuple(x.repeat(batch, *(1 for _ in x.shape[1:])) for x in inputs)
             for precision in precisions:
                 row = {"model": name, "batch": batch, "precision": precision, "target": target}
-                yield row | predicted(compiled(name, repeated, module, target, precision))
+                yield row | predicted(compiled(name, repeated, module, target, precision), precision)
 
 
-def predicted(net: CompiledModel) -> dict[str, Any]:
-    """Launches and grids of a call, its microseconds, and of each template how often it is launched, its time and its rate."""
+def predicted(net: CompiledModel, precision: str) -> dict[str, Any]:
+    """Launches and grids of a call, its microseconds, and of each template how often it is launched, its time and its rate. The
+    share of peak of products is that of the unit that each of their templates uses in this precision."""
     groups, kernels = descriptions_of(net.program), {kernel.symbol: kernel for kernel in net.plan.kernels}
     templates: dict[str, dict[str, float]] = defaultdict(lambda: {"launches": 0, "us": 0.0, "gflop": 0.0})
     grids = 0
@@ -52,19 +53,28 @@ def predicted(net: CompiledModel) -> dict[str, Any]:
         one["launches"] += 1
         one["us"] += groups[step.label].predicted_us
         one["gflop"] += kernel.flops / 1e9
-    products = [one for name, one in templates.items() if "matmul" in name]
-    gflop, us = (sum(one[key] for one in products) for key in ("gflop", "us"))
-    level = Target.parse(net.plan.target).level
-    machine = gpu_machine(level)
-    peak = machine.multiprocessors * (machine.warpgroup_flops or machine.half_flops) * machine.ghz / 1e3
+    products = {name: one for name, one in templates.items() if "matmul" in name}
+    gflop, us = (sum(one[key] for one in products.values()) for key in ("gflop", "us"))
+    machine = gpu_machine(Target.parse(net.plan.target).level)
+    least_us = sum(one["gflop"] * 1e6 / peak_gflops(machine, name, precision) for name, one in products.items())
     return {
         "launches": sum(int(one["launches"]) for one in templates.values()),
         "grids": grids,
         "predicted_us": round(sum(one["us"] for one in templates.values()), 1),
         "products_tflops": round(gflop / us * 1e3, 4) if us else 0.0,
-        "products_share_of_peak": round(gflop / us * 1e3 / peak, 4) if us else 0.0,
-        "templates": {name: {key: round(value, 1) for key, value in one.items()} for name, one in templates.items()},
+        "products_share_of_peak": round(least_us / us, 4) if us else 0.0,
+        "templates": {name: {key: round(value, 3) for key, value in one.items()} for name, one in templates.items()},
     }
+
+
+def peak_gflops(machine: GpuMachine, template: str, precision: str) -> float:
+    """Operations a second, in 1e9, of the unit that a template of products uses: float32 has no matrix unit of 16-bit floats, and
+    only wgmma has its rate."""
+    if precision.startswith("float32"):
+        flops = machine.float_flops or machine.fma_flops
+    else:
+        flops = (machine.warpgroup_flops if "wgmma" in template else 0) or machine.half_flops
+    return machine.multiprocessors * flops * machine.ghz
 
 
 def main() -> None:

@@ -3,7 +3,8 @@
 Phases in order, each line written at once, so that a run which is cut counts as far as it came: facts and the rate of a copy;
 small models against what they must give; kernels of each template and tile against torch; full-size programs by one graph and
 step by step, each distinct kernel beside its prediction; torch, eager and compiled, beside them. Processes of their own measure,
-as what fails on a GPU, or never ends, spoils all that follows in the same process (`workers`).
+as what fails on a GPU, or never ends, spoils all that follows in the same process (`workers`). The status is 1 where anything
+failed, was skipped or gave wrong results.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ def facts() -> Iterator[dict[str, Any]]:
     """The machine, and on a GPU the bytes a second that a copy reads and writes."""
     yield {"python": platform.python_version(), "torch": torch.__version__, "cores": os.cpu_count()}
     if not torch.cuda.is_available():
+        yield {"fault": "torch finds no GPU"}
         return
     one = torch.cuda.get_device_properties(0)
     yield {"gpu": one.name, "multiprocessors": one.multi_processor_count, "memory_bytes": one.total_memory}
@@ -152,17 +154,21 @@ def program(run: Run, item: str) -> Iterator[Line]:
 
 
 def peer(run: Run, item: str) -> Iterator[Line]:
-    """torch, eager and compiled with max-autotune, on the same model in float32 (TF32 off) or bfloat16."""
+    """torch, eager and compiled with max-autotune, on the same model in float32 (TF32 off) or bfloat16, images channels-last."""
     if not torch.cuda.is_available():
         return
     from ...examples.models import MODELS
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True
     name, precision = item.rsplit("-", 1)
     module, inputs = MODELS[name].build()
     kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
     module = module.cuda().to(kind)
     given = [x.cuda().to(kind) if x.is_floating_point() else x.cuda() for x in inputs]
+    if any(isinstance(one, torch.nn.Conv2d) for one in module.modules()):
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # which types of torch do not know
+        given = [x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x for x in given]
     with torch.no_grad():
         yield {"model": name, "precision": precision, "eager_us": median_us(lambda: module(*given))}
         if run.has_time(_COMPILE_SECONDS):
@@ -203,6 +209,12 @@ def median_us(call: Callable[[], object]) -> float:
     return float(np.median(times))
 
 
+def has_failed(found: dict[str, Any]) -> bool:
+    """Whether anything went wrong, was not measured, or gave what it should not."""
+    lines = [line for lines in found.values() for line in lines]
+    return any("fault" in line or "skipped" in line or line.get("right") is False for line in lines)
+
+
 def _wait() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -240,6 +252,7 @@ def main() -> None:
         sys.exit(work(lambda item: phase.measure(run, item), items, phase.key, int(writing)))
     for name, phase in PHASES.items():
         run.phase(name, lambda: phase.apart(name, run))  # noqa: B023 - called at once
+    sys.exit(has_failed(run.found))
 
 
 if __name__ == "__main__":

@@ -15,13 +15,14 @@ import pytest
 import torch
 from prefuse.benchmarks.gpu import run as gpu_run
 from prefuse.benchmarks.gpu.checks import Check, compared, inputs_of
-from prefuse.benchmarks.gpu.predict import predictions
+from prefuse.benchmarks.gpu.predict import peak_gflops, predictions
 from prefuse.benchmarks.gpu.prepare import prepare
 from prefuse.benchmarks.gpu.prepare_checks import checks, prepare_checks
 from prefuse.benchmarks.gpu.run import PHASES, Run
 from prefuse.benchmarks.gpu.stripped import fill_program, strip_program
 from prefuse.examples.models import MODELS
 from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.hardware.gpu import gpu_machine
 from prefuse.runtime.program_file import read_program
 
 from ..gpu.simulator import need_compiler
@@ -137,3 +138,19 @@ def test_weights_are_filled_in_alike(carried: Path, tmp_path: Path) -> None:
     assert isinstance(net, CompiledModel)
     y = np.asarray(net(*(x.numpy() for x in MODELS["lenet5"].build()[1])))
     assert np.abs(y).max() < 1e6
+
+
+def test_a_run_fails_where_anything_did() -> None:
+    right = {"facts": [{"gpu": "one"}], "checks": [{"check": "a", "right": True}], "programs": []}
+    assert not gpu_run.has_failed(right)
+    for line in ({"fault": "torch finds no GPU"}, {"check": "b", "right": False}, {"program": "c", "skipped": "no time left"}):
+        assert gpu_run.has_failed({**right, "programs": [line]})
+
+
+def test_peaks_are_of_the_unit_that_a_template_uses() -> None:
+    machine = gpu_machine("sm_90")
+    wgmma, mma, float32 = (
+        peak_gflops(machine, template, precision)
+        for template, precision in (("gpu_wgmma_matmul", "bfloat16"), ("gpu_mma_matmul", "bfloat16"), ("gpu_matmul", "float32"))
+    )
+    assert wgmma > mma > float32 == machine.multiprocessors * machine.fma_flops * machine.ghz

@@ -29,3 +29,11 @@ def test_only_turns_at_the_best_peak_count(monkeypatch: pytest.MonkeyPatch) -> N
     (found,) = measure([Problem(16, 64, 16)], target_of("avx2", threads=1), "int8", turns=3)
     assert found.time_us == 105.0
     assert found.quiet == pytest.approx(2 / 3)
+
+
+def test_padding_is_no_work() -> None:
+    """3x3 of 14x14: 40 taps along a side are inside, of 42."""
+    assert Problem(14, 2, 3, 3).macs == 2 * 3 * 40**2
+    assert Problem(14, 2, 3, 3).padded_macs == 2 * 3 * 42**2
+    assert Problem(14, 2, 3, 1).macs == Problem(14, 2, 3, 1).padded_macs == 2 * 3 * 14**2
+    assert Problem(5, 2, 3).macs == Problem(5, 2, 3).padded_macs == 30
