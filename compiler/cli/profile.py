@@ -120,7 +120,8 @@ def _head(profile: Profile, limits: Limits) -> str:
         f"{size_text(profile.bytes_moved)} moved\n"
         f"limits: {limits.flops_per_second / 1e9:.0f} GFLOP/s, {_narrow_limits(limits)}"
         f"{limits.bytes_per_second / 1e9:.1f} GB/s ({limits.method})\n"
-        "a roofline above 100% says that the data lay in caches, which are faster than memory\n"
+        "a roofline above 100% says that the data lay in caches, which are faster than memory, or that more is read than "
+        "written, as the bytes a second are those of a copy\n"
         f"{_CHANGED.format(change=limits.change) * limits.has_changed}"
     )
 

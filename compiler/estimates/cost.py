@@ -11,6 +11,8 @@ from ..ir.facts import has_static_type, tensor_type
 from ..ir.kinds import Kind, kind_of
 from ..ir.scopes import read_values
 
+_CHOOSING = ("Gather", "GatherElements", "GatherND", "Slice")  # which read what they take of an operand, and not all of it
+
 
 def flops_of(node: ir.Node) -> int:
     """Floating-point operations of a node, a multiply-add counted as two; 0 where a shape is unknown.
@@ -39,8 +41,12 @@ def flops_of(node: ir.Node) -> int:
 
 
 def bytes_of(node: ir.Node) -> int:
-    """Bytes of a node's operands and results, each once; 0 for a view, and where a shape is unknown."""
+    """Bytes of a node's operands and results, each once; 0 for a view, and where a shape is unknown. Of what takes a part of its
+    first operand those that it takes."""
     values = dict.fromkeys((*read_values(node), *(value for value in node.outputs if value.name)))
     if kind_of(node) is Kind.VIEW or not all(has_static_type(value) for value in values):
         return 0
+    if node.op_type in _CHOOSING:
+        taken = 2 * sum(tensor_type(value).hinted.size_bytes for value in node.outputs)
+        return taken + sum(tensor_type(value).hinted.size_bytes for value in node.inputs[1:] if value is not None)
     return sum(tensor_type(value).hinted.size_bytes for value in values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import prefuse
 import pytest
-from prefuse.compiler.estimates.cost import flops_of
+from prefuse.compiler.estimates.cost import bytes_of, flops_of
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.runtime.executor import CompiledModel
 
@@ -33,3 +33,16 @@ def test_a_node_costs_what_its_kernel_does(text: str, flops: int) -> None:
     compiled = prefuse.compile(model, target="cpu:avx2", cache=False)
     assert isinstance(compiled, CompiledModel)
     assert sum(kernel.flops for kernel in compiled.plan.kernels) == flops
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("main (int64[3] i, float[50000,16] t) => (float[3,16] y) { y = Gather<axis=0>(t, i) }", 2 * 3 * 16 * 4 + 3 * 8),
+        ("main (int64[3,1] i, float[50000,16] t) => (float[3,16] y) { y = GatherND(t, i) }", 2 * 3 * 16 * 4 + 3 * 8),
+        ("main (float[6,100] x, float[100,50] w) => (float[6,50] y) { y = MatMul(x, w) }", 4 * (600 + 5000 + 300)),
+    ],
+)
+def test_a_node_reads_of_a_table_what_it_takes(text: str, size_bytes: int) -> None:
+    model = onnx.parser.parse_model(_HEADER + text)
+    assert sum(bytes_of(node) for node in import_model(model).graph) == size_bytes
