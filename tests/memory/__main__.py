@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from prefuse.compiler.programs.cache import compiler_version
 from prefuse.examples.models import MODELS
 
 from ..worker_pool import Lost, run_apart
@@ -31,11 +32,16 @@ def main() -> int:
     match arguments.what:
         case "graphs":
             numbers = range(arguments.first, arguments.first + arguments.count)
-            tasks = {f"graph {arguments.seed}:{number}": (arguments.seed, number) for number in numbers}
+            tasks = {_name(f"graph {arguments.seed}:{number}"): (arguments.seed, number) for number in numbers}
             return _verdicts(tasks, judge_graph, arguments)
         case "models":
             cases = [(n, p, limit) for n in arguments.match for p in arguments.precisions for limit in arguments.limits]
-            return _verdicts({" ".join(case): case for case in cases}, partial(judge_model, small=arguments.small), arguments)
+            kind = "small" if arguments.small else "full-size"
+            return _verdicts(
+                {_name(f"{kind} {' '.join(case)}"): case for case in cases},
+                partial(judge_model, small=arguments.small),
+                arguments,
+            )
         case _:
             firsts = range(arguments.first, arguments.first + arguments.count, _PLANS)
             return _counts([(arguments.seed, first) for first in firsts], _judge_plans, arguments.processes)
@@ -52,14 +58,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limits", nargs="+", default=["50%", "25%"])
     parser.add_argument("--small", action="store_true", help="the models in a small size")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="file of verdicts, one a line: what it has is not run again, the rest added")
+    parser.add_argument(
+        "--json", type=Path, help="file of verdicts, one a line: what it has of this version is not run again, the rest added"
+    )
     return parser
 
 
 def _verdicts(tasks: dict[str, Any], judge: Callable[[Any], Verdict], arguments: argparse.Namespace) -> int:
-    known = _known(arguments.json)
+    known = {name: one for name, one in _known(arguments.json).items() if name in tasks}
     names = {task: name for name, task in tasks.items() if name not in known}
     counts = Counter[str]()
+    for name, one in known.items():
+        counts.update(_kinds(one))
+        if one.fault:
+            print(f"{name}, known: {one.fault[:600]}", flush=True)
     for done in run_apart(list(names), partial(_judged, judge), processes=arguments.processes, timeout_s=TIMEOUT_S):
         verdict = done.result
         if isinstance(verdict, Lost):
@@ -90,14 +102,22 @@ def _kinds(verdict: Verdict) -> Iterable[str]:
         yield "whose activations leave"
     if verdict.is_bounded:
         yield "in control groups"
+    elif verdict.taken is not None:
+        yield "not in control groups"
     if verdict.detail:
         yield "with another limit than asked for"
 
 
-def _known(path: Path | None) -> set[str]:
-    if path is None or not path.is_file():
-        return set()
-    return {json.loads(line)["name"] for line in path.read_text().splitlines()}
+def _known(path: Path | None) -> dict[str, Verdict]:
+    """Verdicts of earlier runs, by name."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path is not None and path.is_file() else []
+    fields = Verdict.__dataclass_fields__
+    return {row["name"]: Verdict(**{name: value for name, value in row.items() if name in fields}) for row in rows}
+
+
+def _name(what: str) -> str:
+    """Of a verdict: on this code, as another version may be right."""
+    return f"{what}, version {compiler_version()[:8]}"
 
 
 def _judge_plans(task: tuple[int, int]) -> Counter[str]:
