@@ -62,7 +62,7 @@ def main(
         raise click.UsageError(f"--batch is for models of libraries and gpt2@N, and the batch of {own[0]} is part of its recipe")
     settings = Settings(engines, threads, small, batch, seconds, beside)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-    given = {"engines": engines, "batch": batch, "small": small, "seconds": seconds, "beside": beside}
+    given = {"batch": batch, "small": small, "seconds": seconds, "beside": beside}
     kept = record(json_path, threads, given, distributions(engines), key=("model", "engine"))
     measured: dict[str, Measurement] = {}
     has_failed = False

@@ -99,7 +99,7 @@ def main(
         folder.mkdir(parents=True, exist_ok=True)
     chosen = tuple(name for name in engines if name != _WITHIN or within < float("inf"))
     settings = Settings(chosen, threads, small, seconds=seconds, max_error=within, folder=folder)
-    given = {"engines": chosen, "seconds": seconds, "small": small, "within": within, "keeps": folder is not None}
+    given = {"seconds": seconds, "small": small, "within": within, "keeps": folder is not None}
     kept, console, has_failed = record(json_path, threads, given, distributions(chosen)), Console(width=120), False
     for model in models or MODELS:
         with console.status(model) as status:

@@ -147,7 +147,7 @@ def main(
     models: tuple[str, ...], threads: int, rounds: int, small: bool, shares: tuple[float, ...], json_path: Path | None
 ) -> None:
     """Search for the formats of MODELs (all seven if none is named) at several budgets."""
-    kept = record(json_path, threads, {"rounds": rounds, "small": small, "shares": shares}, key=("model", "share"))
+    kept = record(json_path, threads, {"rounds": rounds, "small": small}, key=("model", "share"))
     console = Console(width=160)
     for model in models or MODELS:
         with TemporaryDirectory(prefix="prefuse-benchmark-") as folder, console.status(f"{model}: formats are searched for"):

@@ -1,7 +1,8 @@
 """What a file of results says of where its numbers are from, and how it is written: as JSON that every parser takes.
 
 A file has `runs` (commit, date, machine, versions, the fit of costs, command and settings) and `rows`, each with the number of
-its run: so rows of several days and machines may stand in one file. A new row takes the place of the one of the same key.
+its run: so rows of several days and machines may stand in one file. A new row takes the place of the one of the same key, threads
+and settings.
 """
 
 from __future__ import annotations
@@ -57,12 +58,14 @@ class Record:
             runs.append(run)
         number = runs.index(run)
         added = [{"run": number, **_mapping(row)} for row in rows]
-        taken = {self._name(row) for row in added}
-        kept = [row for row in kept if self._name(row) not in taken] + added
+        taken = {self._name(row, runs) for row in added}
+        kept = [row for row in kept if self._name(row, runs) not in taken] + added
         write_json(self.path, _without_unused({"runs": runs, "rows": kept}))
 
-    def _name(self, row: Row) -> str:
-        return json.dumps([row.get(field) for field in self.key])
+    def _name(self, row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
+        """Equal for rows of which the later one counts."""
+        run = runs[row["run"]]
+        return json.dumps([run.get("threads"), run.get("settings"), *(row.get(field) for field in self.key)], sort_keys=True)
 
 
 def record(

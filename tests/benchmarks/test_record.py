@@ -72,3 +72,16 @@ def test_a_run_says_which_code_machine_and_settings(tmp_path: Path, monkeypatch:
     assert str(tmp_path) not in json.dumps(found)
     monkeypatch.setattr(subprocess, "run", lambda *given, **named: (_ for _ in ()).throw(OSError("no git")))
     assert str(provenance(1)["commit"]).startswith("files ")
+
+
+def test_rows_of_other_settings_stay(tmp_path: Path) -> None:
+    """One thread beside two, and the same model beside busy processes."""
+    path = tmp_path / "results.json"
+    for threads, beside in ((1, 0), (2, 0), (2, 1), (2, 1)):
+        Record(path, {"threads": threads, "settings": {"beside": beside}}, ("model",)).add(Row("a", float(threads)))
+    found = strictly(path.read_text())
+    assert [(found["runs"][row["run"]]["threads"], found["runs"][row["run"]]["settings"]["beside"]) for row in found["rows"]] == [
+        (1, 0),
+        (2, 0),
+        (2, 1),
+    ]
