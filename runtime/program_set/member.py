@@ -75,8 +75,11 @@ class Member:
         results = []
         for port in self.model.outputs:
             shape = list(port.type.shape)
-            for sized in port.sizes:
-                shape[sized.axis] = evaluator(sized.text)(sizes)
+            try:
+                for sized in port.sizes:
+                    shape[sized.axis] = evaluator(sized.text)(sizes)
+            except ArithmeticError:  # a quotient by a size that is 0
+                return None
             if 0 not in shape:
                 return None
             results.append(np.empty([max(size, 0) for size in shape], port.type.dtype))

@@ -115,6 +115,22 @@ def test_nothing(similarity: SpecializedModel, tmp_path: Path) -> None:
         reloaded(compiled(total, dims={"N": (1, 40)}), tmp_path)(floats(0, 8))
 
 
+def test_nothing_by_which_a_size_is_divided(tmp_path: Path) -> None:
+    """The middle extent of the result is (B * N) // (64 * B)."""
+    text = """(float[B,N] x) => (float[B,M,64] y) {
+        whole = Shape(x) rows = Slice(whole, zero, one) rest = Constant<value_ints=[-1, 64]>()
+        shape = Concat<axis=0>(rows, rest) z = Reshape(x, shape) y = Neg(z) }"""
+    model = parser.parse_model(_HEAD + "main " + text)
+    for name, number in (("zero", 0), ("one", 1)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array([number], np.int64), name))
+    loaded = reloaded(compiled(model, dims={"B": (1, 8), "N": (64, 640, 64)}), tmp_path)
+    x = floats(3, 128)
+    assert same(loaded(x), -x.reshape(3, 2, 64))
+    assert any("//" in sized.text for port in loaded._members[0].model.outputs for sized in port.sizes)
+    with pytest.raises(prefuse.CompileError, match="no program"):
+        loaded(floats(0, 128))
+
+
 def test_padded_sizes(tmp_path: Path) -> None:
     """Recurrences have no program for a range of sequences: few are padded to those of a program, whose results are cut."""
     net = compiled(RECURRENT, dims={"T": (1, 12), "N": (2, 3)})
