@@ -8,6 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ...runtime.errors import OptionError
+
 if TYPE_CHECKING:
     import torch
 
@@ -16,6 +20,17 @@ _ONES = 2  # the least size that torch says where it has not looked at smaller o
 _TRIED = (0, 1, 2, 3, 5, 8, 13, 64, 97)  # above the least size of a range
 _SYMBOL = re.compile(r"\b[a-z]+[0-9]+\b")
 _SIZE = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
+_COMPARED = 32  # points at which NumPy's answers are compared with sympy's
+_MOST_SUBSTITUTED = 1 << 13  # points of a condition that sympy evaluates, in some seconds
+_OF_ARRAYS = {  # what torch calls functions of whole numbers
+    "FloorDiv": np.floor_divide,
+    "CleanDiv": np.floor_divide,
+    "CeilDiv": lambda a, b: -(-a // b),
+    "PythonMod": np.mod,
+    "ModularIndexing": lambda a, b, modulus: a // b % modulus,
+    "PowByNatural": np.power,
+    "Identity": np.asarray,
+}
 _FUNCTIONS = {one.__name__: one for one in (abs, bool, float, int, max, min, round)} | {"math": math}  # that guards call
 
 
@@ -123,6 +138,65 @@ class ProgramRules:
                 return f"{name} is {size}, where torch has found {_renamed(dim, names)}"
         broken = next((guard for guard in self.guards if guard.subs(sizes) == False), None)  # noqa: E712  # of sympy, as below
         return "" if broken is None else f"torch has traced what holds only where {_renamed(broken, names)}"
+
+    def suspects(self, shapes: Mapping[str, Sequence[int | np.ndarray]], count: int) -> np.ndarray:
+        """The numbers of those of `count` points for which `refusal` has a reason: arrays are the sizes at all of them.
+
+        Raises:
+            OptionError: there are too many points to evaluate what torch assumes of them.
+        """
+        from sympy import Dummy, Eq  # type: ignore[import-untyped]
+
+        axes = [
+            (dim, np.broadcast_to(np.asarray(size, np.int64), (count,)))
+            for name, shape in shapes.items()
+            for dim, size in zip(self.inputs.get(name, ()), shape, strict=False)
+        ]
+        sizes = {dim: size for dim, size in reversed(axes) if getattr(dim, "is_symbol", False)}
+        found = np.zeros(count, np.bool_)
+        for dim, size in axes:
+            least, most = self.ranges.get(dim, (0, _LARGEST))
+            found |= (size > most) | ((size < least) & (least > _ONES))
+            if not isinstance(dim, int):
+                own = Dummy(integer=True)
+                found |= _broken_at(Eq(dim, own), {**sizes, own: size})
+        for guard in self.guards:
+            found |= _broken_at(guard, sizes)
+        return np.flatnonzero(found)
+
+
+def _broken_at(condition: Any, sizes: Mapping[Any, np.ndarray]) -> np.ndarray | bool:
+    """At which points a condition of sympy's does not hold, given the sizes of symbols there; of others it may hold.
+
+    Raises OptionError as `ProgramRules.suspects`.
+    """
+    symbols = [symbol for symbol in condition.free_symbols if symbol in sizes]
+    if not symbols:
+        return bool(condition == False)  # noqa: E712
+    points, places = np.unique([sizes[symbol] for symbol in symbols], axis=1, return_inverse=True)
+    count = points.shape[1]
+
+    def is_broken(place: int) -> bool:
+        return bool(condition.subs(dict(zip(symbols, points[:, place].tolist(), strict=True))) == False)  # noqa: E712
+
+    found = _broken_arrays(condition, symbols, points) if len(symbols) == len(condition.free_symbols) else None
+    if found is None or any(found[place] != is_broken(place) for place in range(0, count, max(count // _COMPARED, 1))):
+        if count > _MOST_SUBSTITUTED:
+            what = f"torch assumes {condition}, which is not evaluated at all {count} sizes"
+            raise OptionError("save", what, "compile it for narrower ranges, or multiples")
+        found = np.array([is_broken(place) for place in range(count)])
+    return found[places.reshape(-1)]
+
+
+def _broken_arrays(condition: Any, symbols: Sequence[Any], points: np.ndarray) -> np.ndarray | None:
+    """The same by NumPy, which is a thousand times as fast; None where it does not know a function of torch's."""
+    from sympy import lambdify
+
+    try:
+        holds = lambdify(symbols, condition, [_OF_ARRAYS, "numpy"])(*points.astype(object))  # whose numbers do not overflow
+        return ~np.broadcast_to(np.asarray(holds, np.bool_), points.shape[1:])
+    except Exception:  # of generated code
+        return None
 
 
 def program_rules(program: torch.export.ExportedProgram) -> ProgramRules | None:

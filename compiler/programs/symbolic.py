@@ -7,12 +7,13 @@ of its own. Where a graph cannot be compiled for a range, one dimension after th
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice, product
+from itertools import product
 from math import isqrt
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import onnx_ir as ir
 
 from ...runtime.errors import CompileError, OptionError
@@ -30,7 +31,6 @@ from .served import Served, bucket_range
 from .sources import GraphSource
 from .specialize import Call, Source, Specialization, SpecializedModel, TensorKey
 
-_MOST_CHECKED = 2048  # points at which torch's guards are evaluated before a program is saved
 _MOST_PROGRAMS = 12  # that are compiled ahead; sizes beyond them wait for a call
 # The largest sizes of programs of their own: 1 broadcasts, and is a vector; few rows fill one panel of a product.
 # Where less than twice the sizes would be on one side, that is not worth a program.
@@ -96,7 +96,7 @@ class SymbolicSource(GraphSource):
             return self._served[number].specialization(super().compile(own).model, sizes)
         return super().compile(call)
 
-    def _types(self, sizes: Mapping[str, int], types: Sequence[TensorKey]) -> Iterator[TensorKey]:
+    def _types(self, sizes: Mapping[str, Any], types: Sequence[TensorKey]) -> Iterator[TensorKey]:
         """The types of a call of other sizes."""
         declared = {value.name: value.shape for value in self._model.graph.inputs}
         for name, (_, dtype) in zip(self._names, types, strict=True):
@@ -127,11 +127,17 @@ class SymbolicSource(GraphSource):
         """It is one. Raises OptionError where torch has exported it for some of the sizes only: who loads it cannot ask torch."""
         if self._rules is None:
             return
-        keys = [((), self._dtypes.get(name, "")) for name in self._names]
-        for point in islice(product(*(dim.sizes for dim in self._dims)), _MOST_CHECKED):
-            sizes = {dim.name: size for dim, size in zip(self._dims, point, strict=True)}
-            if all(point) and (refusal := self._rules.refusal(self._shapes(tuple(self._types(sizes, keys))))):
+        points = np.array([point for point in product(*(dim.sizes for dim in self._dims)) if all(point)], np.int64)
+        points = points.reshape(-1, len(self._dims))
+        for place in self._rules.suspects(self._shapes_at(points.T), len(points)):
+            if refusal := self._rules.refusal(self._shapes_at(points[place].tolist())):
                 raise OptionError("save", refusal, "compile it for ranges, or steps, for which it holds")
+
+    def _shapes_at(self, sizes: Iterable[Any]) -> dict[str, tuple[Any, ...]]:
+        """The shapes of inputs for sizes of all dimensions: numbers, or arrays of them."""
+        named = {dim.name: size for dim, size in zip(self._dims, sizes, strict=True)}
+        types = self._types(named, [((), self._dtypes.get(name, "")) for name in self._names])
+        return {name: shape for name, (shape, _) in zip(self._names, types, strict=True)}
 
     def _find(self, sizes: Mapping[str, int]) -> tuple[int, Served]:
         if (found := self._known(sizes)) is not None:  # which waits for no other call's compilation

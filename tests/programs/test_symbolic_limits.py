@@ -220,6 +220,41 @@ def test_what_an_exported_program_assumes_is_checked_at_each_call(tmp_path: Any)
         ranged_net.save(tmp_path / "net.prefuse")
 
 
+class Wide(torch.nn.Module):
+    """Of many rows that are wide it makes something else."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] * x.shape[1] < 30_000 else x * 3
+
+
+@pytest.mark.parametrize(("module", "last"), [(Parity(), 3), (Wide(), 8)])
+def test_what_an_exported_program_assumes_is_checked_at_all_sizes_before_it_is_saved(
+    module: torch.nn.Module, last: int, tmp_path: Any
+) -> None:
+    """It does not hold for the last of many sizes alone."""
+    free = torch.export.Dim.AUTO
+    program = torch.export.export(module, (torch.randn(4, 30),), dynamic_shapes=({0: free, 1: free},))
+    (name,) = program.graph_signature.user_inputs
+
+    def saved(rows: tuple[int, int]) -> None:
+        net: Any = prefuse.compile(program, dims={str(name): {0: rows, 1: (3, 4000)}}, cache=False)
+        net.save(tmp_path / "net.prefuse")
+
+    with pytest.raises(OptionError, match="holds only where"):
+        saved((2, last))
+    saved((2, 2))
+
+
+def test_a_range_of_an_exported_program_is_checked_at_all_sizes(tmp_path: Any) -> None:
+    """That of the dimension which changes least from one point to the next."""
+    rows = torch.export.Dim("rows", min=2, max=4)
+    program = torch.export.export(torch.nn.ReLU(), (torch.randn(3, 9),), dynamic_shapes=({0: rows, 1: torch.export.Dim.AUTO},))
+    (name,) = program.graph_signature.user_inputs
+    net: Any = prefuse.compile(program, dims={str(name): {0: (2, 5), 1: (3, 4000)}}, cache=False)
+    with pytest.raises(OptionError, match="for 2 to 4, not for 5"):
+        net.save(tmp_path / "net.prefuse")
+
+
 def test_ranges_and_multiples_of_an_exported_program() -> None:
     rows = torch.export.Dim("rows", min=3, max=16)
 
