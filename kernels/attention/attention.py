@@ -35,6 +35,7 @@ from ..microkernels.packed_gemm import (
     PackedPanels,
     Scratch,
     ScratchMatrix,
+    Span,
     padded_columns,
     tiles_options,
 )
@@ -50,7 +51,7 @@ from .online_softmax import Rows, finish_rows, odd_lines, running_softmax, start
 from .operands import Elements
 from .pattern import Attention, attention_of
 from .query_block import QueryBlocks
-from .scratch import Head, PackedKeys, Places, QueryBlock, head_chunks
+from .scratch import SPAN_NUMBERS, Head, PackedKeys, Places, QueryBlock, head_chunks
 
 ANCHORS = frozenset(["MatMul", "Softmax"])
 _BLOCK_ROWS = 48  # queries of a block, about
@@ -318,7 +319,8 @@ class _Kernel:
         state = (own(rows), own(rows), own(rows * form.width)) if self.is_running else None
         of_rows = words if self.has_words and not self.blocks.weighs else None
         block = Rows(self.builder, form.dtype, scores, factors, of_rows, self.is_rough, state)
-        return Places(queries, keys, values, block, words, tiles)
+        spans = own(SPAN_NUMBERS * rows if self.hides_keys else 0, "int32")
+        return Places(queries, keys, values, block, words, tiles, spans)
 
     def _keys(self, scratch: Places, first: Expr, count: int) -> PackedKeys:
         form, builder = self.form, self.builder
@@ -334,6 +336,8 @@ class _Kernel:
         builder, size, (whole, rest) = self.builder, self.key_block, divmod(self.form.keys, self.key_block)
         if self.is_running:
             start_rows(head.rows, builder.bind(blocks * self.block_rows), self.form.width)
+            if self.hides_keys:
+                self._look_for_keys(head, first, blocks)
         with builder.loop(whole, name="keys") as number:
             self._attend(head, self._keys(head, builder.bind(number * size), size), first, blocks)
         if rest:
@@ -347,32 +351,78 @@ class _Kernel:
 
                 finish_rows(head.rows, block.row, block.count, self.form.width, store, is_guarded=self.form.guard == 0.0)
 
+    def _look_for_keys(self, head: Head, first: Expr, blocks: Expr) -> None:
+        """Note of each block of queries whether all of them see some key, in whichever block of keys that is."""
+        builder = self.builder
+        with builder.loop(blocks, name="block") as number:
+            block = self._block(first, number)
+            sees = self.blocks.each_sees(head, block, self._looked_step)
+            one, none = (tirx.const(number, "int32") for number in (1, 0))
+            builder.store(head.spans.buffer, self._span_place(head, block) + 2, tirx.Select(sees, one, none))
+
     def _attend(self, head: Head, keys: PackedKeys, first: Expr, blocks: Expr) -> None:
         """Scores, softmax and results of `blocks` blocks of queries by one block of keys."""
-        pack = keys.keys.pack_rows if self.elements.is_transposed(self.form.scores) else keys.keys.pack_columns
-        pack(head.keys, self.blocks.key_of(head, keys))
-        keys.values.pack_columns(head.values, self.blocks.value_of(head, keys))
+        if self.hides_keys:
+            self._attend_visible(head, keys, first, blocks)
+            return
+        self._pack(head, keys, None)
         with self.builder.loop(blocks, name="block") as number:
-            block = self._block(first, number)
-            with self.builder.loop(block.count, name="row") as row:
-                self.blocks.pack_query(head, block, row)
-            if not self.hides_keys:
-                self._multiply(head, keys, block, None)
-            else:
-                end = self.blocks.visible_keys(head, keys, block, 2 * self.builder.lanes(self.form.dtype))
-                with self.builder.when(end > 0):
-                    self._multiply(head, keys, block, end)
+            self._multiply(head, keys, self._block(first, number), None)
 
-    def _multiply(self, head: Head, keys: PackedKeys, block: QueryBlock, end: Expr | None) -> None:
-        """Scores, softmax and results of a block of queries by the first `end` of a block of keys; None: all of them."""
-        columns, depth = WHOLE, WHOLE
-        if end is not None:
-            used = tirx.min(tirx.floordiv(end, self.format.k_pack), ceil(keys.count / self.format.k_pack))
-            columns, depth = Bounds(columns=end), Bounds(depth=self.builder.bind(used))
-        queries = self.blocks.queries(head)
+    def _attend_visible(self, head: Head, keys: PackedKeys, first: Expr, blocks: Expr) -> None:
+        """The same, where nothing but what queries see is read and computed."""
+        builder, zero = self.builder, tirx.const(0, "int32")
+        low, high = (builder.local(1, "int32", name) for name in ("low", "high"))
+        builder.store(low, zero, builder.bind(keys.count) if isinstance(keys.count, Size) else tirx.const(keys.count, "int32"))
+        builder.store(high, zero, zero)
+        with builder.loop(blocks, name="block") as number:
+            block = self._block(first, number)
+            spans, at = head.spans.buffer, self._span_place(head, block)
+            sees = builder.bind(tirx.NE(spans[at + 2], zero)) if self.is_running else None
+            begin, end = self.blocks.visible_keys(head, keys, block, self._looked_step, sees)
+            for place, value in enumerate((begin, end)):
+                builder.store(spans, at + place, value)
+            builder.store(low, zero, tirx.Select(end > zero, tirx.min(low[0], begin), low[0]))
+            builder.store(high, zero, tirx.max(high[0], end))
+        with builder.when(high[0] > zero):
+            self._pack(head, keys, (builder.bind(low[0]), builder.bind(high[0])))
+            with builder.loop(blocks, name="block") as number:
+                block = self._block(first, number)
+                at = self._span_place(head, block)
+                begin, end = (builder.bind(head.spans.buffer[at + place]) for place in range(2))
+                with builder.when(end > zero):
+                    self._multiply(head, keys, block, (begin, end))
+
+    @property
+    def _looked_step(self) -> int:
+        """Keys that queries of a block see or do not see together."""
+        return 2 * self.builder.lanes(self.form.dtype)
+
+    def _span_place(self, head: Head, block: QueryBlock) -> Expr:
+        return self.builder.bind(head.spans.base + block.row * SPAN_NUMBERS)
+
+    def _pack(self, head: Head, keys: PackedKeys, span: Span | None) -> None:
+        """Pack keys and values, those of a span where given."""
+        pack = keys.keys.pack_rows if self.elements.is_transposed(self.form.scores) else keys.keys.pack_columns
+        pack(head.keys, self.blocks.key_of(head, keys), WHOLE if span is None else Bounds(columns=span))
+        keys.values.pack_columns(head.values, self.blocks.value_of(head, keys), self._of_values(keys, span))
+
+    def _of_values(self, keys: PackedKeys, span: Span | None) -> Bounds:
+        """What of the product with V is of a span of keys, whose ends may be beyond the last key."""
+        if span is None:
+            return WHOLE
+        pairs, (begin, end) = self.format.k_pack, span
+        used = tirx.min(tirx.floordiv(end, pairs), ceil(keys.count / pairs))
+        return Bounds(depth=(self.builder.bind(tirx.floordiv(begin, pairs)), self.builder.bind(used)))
+
+    def _multiply(self, head: Head, keys: PackedKeys, block: QueryBlock, span: Span | None) -> None:
+        """Scores, softmax and results of a block of queries by a span of a block of keys; None: all of them."""
+        with self.builder.loop(block.count, name="row") as row:
+            self.blocks.pack_query(head, block, row)
+        columns, queries = WHOLE if span is None else Bounds(columns=span), self.blocks.queries(head)
         keys.keys.multiply(queries, head.keys, block.count, lambda *at: self.blocks.store_score(head, keys, block, *at), columns)
-        probabilities = self._softmax(head, block, keys.count, end)
-        add = self._add_result if self.is_running else self.blocks.scale_result
+        probabilities = self._softmax(head, block, keys.count, span)
+        add, depth = self._add_result if self.is_running else self.blocks.scale_result, self._of_values(keys, span)
         keys.values.multiply(probabilities, head.values, block.count, lambda *at: add(head, block, *at), depth)
 
     def _block(self, first: Expr, number: Expr) -> QueryBlock:
@@ -381,13 +431,13 @@ class _Kernel:
         count = builder.bind(tirx.min(self.form.queries - start, self.block_rows))
         return QueryBlock(start, count, builder.bind(number * self.block_rows))
 
-    def _softmax(self, head: Head, block: QueryBlock, keys: int, end: Expr | None) -> ScratchMatrix:
-        """Softmax of a block's scores; returns A of the product with V. `end`: how many keys have scores; None: all."""
+    def _softmax(self, head: Head, block: QueryBlock, keys: int, span: Span | None) -> ScratchMatrix:
+        """Softmax of a block's scores; returns A of the product with V. `span`: the keys that have scores; None: all."""
         if not self.is_running:
-            return self.blocks.softmax(head, block, keys, end)
+            return self.blocks.softmax(head, block, keys, span)
         rows = head.rows
         rows.end_rows(block.count, keys)
-        running_softmax(rows, block.row, block.count, keys, rows.extent(keys) if end is None else end)
+        running_softmax(rows, block.row, block.count, keys, span or (0, rows.extent(keys)))
         return self.blocks.probabilities(head, block, keys)
 
     def _add_result(self, head: Head, block: QueryBlock, row: Expr, column: Expr, value: Expr) -> None:

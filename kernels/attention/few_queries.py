@@ -15,7 +15,7 @@ from tvm import tirx
 from ..codegen.builder import Buffer, Expr, Index
 from ..microkernels.amx_unit import COLUMNS, DEPTH, ROWS, TILE_WORDS, WORDS, TileUnit
 from ..microkernels.gemv import AHEAD_BYTES, Gemv
-from ..microkernels.packed_gemm import Scratch, ScratchMatrix
+from ..microkernels.packed_gemm import Scratch, ScratchMatrix, Span
 from ..movement.strided_copy import transposed
 from ..template.contract import Refusal
 from .located import Located, locate
@@ -52,23 +52,30 @@ class FewQueries:
         none, words = own(0, dtype), own(ROWS * odd_lines(form.keys // 2 + lanes, "int32") if is_tiled else 0, "int32")
         rows = Rows(builder, dtype, scores, own(self.count, dtype), words if is_tiled else None, is_tiled, None)
         if not is_tiled:
-            return Places(own(self.count * form.depth, dtype), none, none, rows, none, None)
+            return Places(own(self.count * form.depth, dtype), none, none, rows, none, None, none)
         queries = own(self.count * form.depth // 2, "int32")
         tiles = own(max(form.depth // DEPTH, _SUMS) * TILE_WORDS, "int32")  # of queries, then of values
-        return Places(queries, tiles, own(_SUMS * TILE_WORDS, dtype), rows, words, None)
+        return Places(queries, tiles, own(_SUMS * TILE_WORDS, dtype), rows, words, None, none)
 
     def attend(self, head: Head) -> None:
-        blocks, builder, block = self.blocks, self.blocks.builder, QueryBlock(0, self.count, 0)
+        blocks, block = self.blocks, QueryBlock(0, self.count, 0)
         keys = Keys(0, blocks.form.keys)
         for row in range(self.count):
             blocks.pack_query(head, block, row)
-        end = blocks.visible_keys(head, keys, block, self.step) if self.step else None
+        span = blocks.visible_keys(head, keys, block, self.step) if self.step else None
         scores, results = (self._scores, self._results) if self.operands is None else (self._tiled_scores, self._tiled_results)
-        scores(head, keys, block, end)
-        probabilities = blocks.softmax(head, block, keys.count, end)
-        results(head, keys, block, probabilities, None if end is None else builder.bind(tirx.floordiv(end, self.step)))
+        scores(head, keys, block, span)
+        probabilities = blocks.softmax(head, block, keys.count, span)
+        results(head, keys, block, probabilities, self._counted(span, self.step))
 
-    def _scores(self, head: Head, keys: Keys, block: QueryBlock, end: Expr | None) -> None:
+    def _counted(self, span: Span | None, size: int) -> Span | None:
+        """A span of keys in units of so many, which divide both ends."""
+        if span is None:
+            return None
+        begin, end = (self.blocks.builder.bind(tirx.floordiv(one, size)) for one in span)
+        return begin, end
+
+    def _scores(self, head: Head, keys: Keys, block: QueryBlock, span: Span | None) -> None:
         blocks, form, builder = self.blocks, self.blocks.form, self.blocks.builder
         lanes = builder.lanes(form.dtype)
         product, queries = Gemv(builder, self.count, form.depth, form.keys, lanes), blocks.queries(head)
@@ -77,19 +84,18 @@ class FewQueries:
             blocks.store_score(head, keys, block, *at)
 
         if blocks.elements.is_transposed(form.scores):
-            squares = None if end is None else builder.bind(tirx.floordiv(end, lanes))
-            product.multiply_rows(queries, blocks.key_of(head, keys), store, squares)
+            product.multiply_rows(queries, blocks.key_of(head, keys), store, self._counted(span, lanes))
         else:
             product.multiply_columns(queries, blocks.key_of(head, keys), store)
 
-    def _results(self, head: Head, keys: Keys, block: QueryBlock, rows: ScratchMatrix, seen: Expr | None) -> None:
-        """`seen`: so many steps of keys; None: all."""
+    def _results(self, head: Head, keys: Keys, block: QueryBlock, rows: ScratchMatrix, seen: Span | None) -> None:
+        """`seen`: these steps of keys; None: all."""
         blocks, form, builder = self.blocks, self.blocks.form, self.blocks.builder
         product = Gemv(builder, self.count, form.keys, form.width, builder.lanes(form.dtype))
-        some = None if seen is None else (self.step, seen)
+        some = None if seen is None else (self.step, *seen)
         product.multiply_columns(rows, blocks.value_of(head, keys), lambda *at: blocks.scale_result(head, block, *at), some)
 
-    def _tiled_scores(self, head: Head, keys: Keys, block: QueryBlock, end: Expr | None) -> None:
+    def _tiled_scores(self, head: Head, keys: Keys, block: QueryBlock, span: Span | None) -> None:
         builder, unit, steps = self.blocks.builder, self.unit, self.blocks.form.depth // DEPTH
         assert self.operands is not None
         assert unit is not None
@@ -107,9 +113,10 @@ class FewQueries:
             for step in range(steps):
                 load_queries(step)
         numbers = source.bits(self.blocks)
-        end = keys.count if end is None else end
-        with builder.loop(builder.bind(tirx.floordiv(end, DEPTH)), name="keys") as number:
-            firsts = [builder.bind(number * DEPTH + half * ROWS) for half in range(2)]
+        low, high = self._counted(span, DEPTH) or (0, keys.count // DEPTH)
+        end = high * DEPTH
+        with builder.loop(high - low, name="keys") as number:
+            firsts = [builder.bind((low + number) * DEPTH + half * ROWS) for half in range(2)]
             for half, first in enumerate(firsts):
                 unit.zero(half)
                 ahead = builder.bind(tirx.min(first + source.ahead, end - ROWS))
@@ -150,20 +157,22 @@ class FewQueries:
             with builder.loop(COLUMNS, "vectorized", "lane") as lane:
                 self.blocks.store_score(head, keys, block, row, first + lane, scores[row * COLUMNS + lane])
 
-    def _tiled_results(self, head: Head, keys: Keys, block: QueryBlock, rows: ScratchMatrix, seen: Expr | None) -> None:
+    def _tiled_results(self, head: Head, keys: Keys, block: QueryBlock, rows: ScratchMatrix, seen: Span | None) -> None:
         builder, unit, width = self.blocks.builder, self.unit, self.blocks.form.width
         assert self.operands is not None
         assert unit is not None
         sums = head.values
-        steps = keys.count // DEPTH if seen is None else builder.bind(seen * (self.step // DEPTH))
+        units = self.step // DEPTH
+        low, high = (0, keys.count // DEPTH) if seen is None else (builder.bind(one * units) for one in seen)
         for begin in range(0, width, _SUMS * COLUMNS):
             tiles = min(_SUMS, (width - begin) // COLUMNS)
             for tile in range(tiles):
                 unit.zero(tile)
-            with builder.loop(steps, name="keys") as step:
+            with builder.loop(high - low, name="keys") as number:
+                step = number if seen is None else builder.bind(low + number)
                 unit.load(_PROBABILITIES, rows.buffer, builder.bind(rows.base + step * WORDS), rows.pitch)
                 first = builder.bind(step * DEPTH)
-                ahead = builder.bind(tirx.min(first + self.operands.values.ahead, (steps - 1) * DEPTH))
+                ahead = builder.bind(tirx.min(first + self.operands.values.ahead, (high - 1) * DEPTH))
                 for tile in range(tiles):
                     register, words = _VALUES[tile % len(_VALUES)], builder.bind(head.keys.base + tile * TILE_WORDS)
                     self._interleave(head, (first, ahead), begin + tile * COLUMNS, words)

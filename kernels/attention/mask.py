@@ -1,12 +1,13 @@
 """Masked keys that no query of a block sees (their scores are -inf) are skipped.
 
-Each block finds at run time, from the mask's own numbers, after which key the rest is masked: half of all scores in causal
-attention, and the padding of shorter sequences of a batch.
+Each block finds at run time, from the mask's own numbers, between which keys lie those that it sees: half of all scores in causal
+attention, what is in front of a sliding window or behind it, and the padding of shorter sequences of a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from math import ceil
 
 from tvm import tirx
@@ -16,12 +17,14 @@ from ...runtime.symbolic.shapes import equal
 from ...runtime.symbolic.sizes import Size
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..groups.group import Op
+from ..microkernels.packed_gemm import Span
 from .pattern import Attention, values_after
 
 HIDDEN = -1e38  # below it a score, such as the least float32, has probability 0 among scores that models compute
 _NONE = tirx.const(0, "float32")  # no key is seen
 _SKIPPED_STEPS = 8  # that are looked at together, until one of their keys is seen
 _STEPS = frozenset(["Add", "Cast", "Div", "Mul", "Sub", "Tanh", "Where"])  # if they make -inf of 0, then of every finite score
+_LOOKS = (("float32", "each"), ("float32", "seen"), ("int32", "at"))
 Score = Callable[[Expr, Expr], Expr]  # of (row, key), of a product that is 0
 
 
@@ -69,63 +72,149 @@ def _is_shared(form: Attention, op: Op, reached: set[str], shape: tuple[int, ...
     return any(kind.shape[-1:] == shape[-1:] and kind.elements * heads <= form.score_count for kind in beside)
 
 
-def visible_keys(builder: KernelBuilder, score: Score, rows: Expr, first: Expr, keys: int, step: int, extent: int) -> Expr:
-    """How many of `keys` keys from `first` on may be seen by `rows` queries: a multiple of `step`, or `extent` for all.
+@dataclass(frozen=True)
+class Looks:
+    """Looks at the mask, at run time: which of `keys` keys from `first` on `rows` queries may see, in steps of `step` keys."""
 
-    All, if a query does not see the very first key: it may see none, and then its probabilities are equal.
-    """
-    seen, end = builder.local(1, "float32", "seen"), builder.local(1, "int32", "end")
-    zero = tirx.const(0, "int32")
+    builder: KernelBuilder
+    score: Score
+    rows: Expr
+    first: Expr
+    keys: int
+    step: int
 
-    def look(begin: Expr, columns: int, score: Score = score) -> None:
-        builder.store(seen, zero, _any_seen(builder, score, rows, first + begin, columns))
+    def visible(self, extent: int, each_sees: Expr | None = None) -> Span:
+        """The keys that some query may see: multiples of `step`; or [0, `extent`), if a query sees no key at all: then its
+        probabilities are equal.
 
-    builder.store(end, zero, builder.bind(extent) if isinstance(extent, Size) else tirx.const(extent, "int32"))
-    builder.store(seen, zero, tirx.const(0, "float32"))
-    if isinstance(keys, Size):
-        assert equal(extent, ceil(keys / step) * step), "rows of scores end with the last step"
-        last = builder.bind(first + keys - 1)
-        with builder.while_true(tirx.And(tirx.EQ(seen[0], _NONE), end[0] > zero)):
-            begin = builder.bind(end[0] - step)
-            with builder.when(begin + step <= keys):
-                look(begin, step)
-            with builder.when(begin + step > keys):  # the last key again, in the place of those beyond it
-                look(begin, step, lambda row, key: score(row, tirx.min(key, last)))
+        `each_sees`, of keys that are one of several blocks: whether each query sees a key of any; None: these are all keys.
+        """
+        builder, zero = self.builder, tirx.const(0, "int32")
+        end, begin = self._end(extent), builder.local(1, "int32", "begin")
+        builder.store(begin, zero, zero)
+
+        def take_all() -> None:
+            builder.store(begin, zero, zero)
+            builder.store(end, zero, builder.bind(extent) if isinstance(extent, Size) else tirx.const(extent, "int32"))
+
+        with builder.when(tirx.Not(self._each_sees_first()) if each_sees is None else each_sees):
+            self._skip(begin, end)
+            if each_sees is None:
+                sees = end[0] > zero if self.has_one_row else self.each_sees(begin[0], end[0])
+                with builder.when(tirx.Not(sees)):
+                    take_all()
+        if each_sees is not None:
+            with builder.when(tirx.Not(each_sees)):
+                take_all()
+        return builder.bind(begin[0]), builder.bind(end[0])
+
+    @property
+    def has_one_row(self) -> bool:
+        return isinstance(self.rows, int) and self.rows == 1
+
+    def _look(self, seen: Buffer, begin: Expr, columns: int, score: Score | None = None) -> None:
+        """Put into `seen` whether any query may see one of so many keys from `begin` on."""
+        found = _any_seen(self.builder, score or self.score, self.rows, self.first + begin, columns)
+        self.builder.store(seen, tirx.const(0, "int32"), found)
+
+    def _end(self, extent: int) -> Buffer:
+        """Behind the last key that a query may see; 0 if none sees any."""
+        builder, step, zero = self.builder, self.step, tirx.const(0, "int32")
+        seen, end = builder.local(1, "float32", "seen"), builder.local(1, "int32", "end")
+        builder.store(end, zero, builder.bind(extent) if isinstance(extent, Size) else tirx.const(extent, "int32"))
+        builder.store(seen, zero, _NONE)
+        if isinstance(self.keys, Size):
+            assert equal(extent, ceil(self.keys / step) * step), "rows of scores end with the last step"
+            with builder.while_true(tirx.And(tirx.EQ(seen[0], _NONE), end[0] > zero)):
+                begin = builder.bind(end[0] - step)
+                self._look_at_step(seen, begin)
+                with builder.when(tirx.EQ(seen[0], _NONE)):
+                    builder.store(end, zero, begin)
+            return end
+        whole, rest = divmod(self.keys, step)
+        if rest:
+            self._look(seen, whole * step, rest)
             with builder.when(tirx.EQ(seen[0], _NONE)):
-                builder.store(end, zero, begin)
-        return end[0]
-    whole, rest = divmod(keys, step)
-    if rest:
-        look(whole * step, rest)
-        with builder.when(tirx.EQ(seen[0], _NONE)):
-            builder.store(end, zero, tirx.const(whole * step, "int32"))
+                builder.store(end, zero, tirx.const(whole * step, "int32"))
 
-    def look_back(size: int) -> None:
-        """Look at `size` keys before the end, and move it back, until some are seen."""
-        with builder.while_true(tirx.And(tirx.EQ(seen[0], _NONE), end[0] > zero)):
-            begin = builder.bind(tirx.max(tirx.min(end[0], whole * step) - size, 0))
-            look(begin, size)
+        def look_back(size: int) -> None:
+            """Look at `size` keys before the end, and move it back, until some are seen."""
+            with builder.while_true(tirx.And(tirx.EQ(seen[0], _NONE), end[0] > zero)):
+                begin = builder.bind(tirx.max(tirx.min(end[0], whole * step) - size, 0))
+                self._look(seen, begin, size)
+                with builder.when(tirx.EQ(seen[0], _NONE)):
+                    builder.store(end, zero, begin)
+
+        if whole > _SKIPPED_STEPS:  # of a cache that has hardly begun, most is left out by far fewer looks
             with builder.when(tirx.EQ(seen[0], _NONE)):
-                builder.store(end, zero, begin)
-
-    if whole > _SKIPPED_STEPS:  # of a cache that has hardly begun, most is left out by far fewer looks
-        with builder.when(tirx.EQ(seen[0], _NONE)):
-            look_back(_SKIPPED_STEPS * step)
-            builder.store(seen, zero, _NONE)
+                look_back(_SKIPPED_STEPS * step)
+                builder.store(seen, zero, _NONE)
+                look_back(step)
+        else:
             look_back(step)
-    else:
-        look_back(step)
-    return end[0]
+        return end
 
+    def _look_at_step(self, seen: Buffer, begin: Expr, score: Score | None = None) -> None:
+        """Look at the keys of one step, where there are a number of them that a call decides."""
+        builder, step, of = self.builder, self.step, score or self.score
+        with builder.when(begin + step <= self.keys):
+            self._look(seen, begin, step, of)
+        with builder.when(begin + step > self.keys):  # the last key again, in the place of those beyond it
+            last = builder.bind(self.first + self.keys - 1)
+            self._look(seen, begin, step, lambda row, key: of(row, tirx.min(key, last)))
 
-def sees_first_key(builder: KernelBuilder, score: Score, rows: Expr) -> Expr:
-    """Whether each of `rows` queries sees the very first key; not where its score is NaN."""
-    seen, zero = builder.local(1, "float32", "seen"), tirx.const(0, "int32")
-    builder.store(seen, zero, tirx.const(1, "float32"))
-    with builder.loop(rows, name="row") as row:
-        is_seen = builder.name(score(row, 0)) > tirx.const(HIDDEN, "float32")
-        builder.store(seen, zero, tirx.Select(is_seen, seen[0], _NONE))
-    return tirx.NE(seen[0], _NONE)
+    def _skip(self, begin: Buffer, end: Buffer) -> None:
+        """Move `begin` on, in front of the end, to the first step of which a query may see a key."""
+        builder, step, zero = self.builder, self.step, tirx.const(0, "int32")
+        seen = builder.local(1, "float32", "seen")
+        builder.store(seen, zero, _NONE)
+
+        def look_on(size: int) -> None:
+            """Skip `size` keys at a time, but not the last step, of which some key is seen."""
+            with builder.while_true(tirx.And(tirx.EQ(seen[0], _NONE), begin[0] + size < end[0])):
+                self._look(seen, begin[0], size)
+                with builder.when(tirx.EQ(seen[0], _NONE)):
+                    builder.store(begin, zero, begin[0] + size)
+
+        if isinstance(self.keys, Size) or self.keys > _SKIPPED_STEPS * step:
+            with builder.when(begin[0] + step < end[0]):
+                self._look(seen, begin[0], step)
+            with builder.when(tirx.EQ(seen[0], _NONE)):
+                look_on(_SKIPPED_STEPS * step)
+                builder.store(seen, zero, _NONE)
+                look_on(step)
+        else:
+            look_on(step)
+
+    def each_sees(self, begin: Expr, end: Expr) -> Expr:
+        """Whether each query may see one of the keys [begin, end), multiples of the step."""
+        builder, zero = self.builder, tirx.const(0, "int32")
+        each, seen, at = (builder.local(1, kind, name) for kind, name in _LOOKS)
+        builder.store(each, zero, tirx.const(1, "float32"))
+        begin = builder.bind(begin)
+        with builder.loop(self.rows, name="row") as row:
+            one = replace(self, rows=1, score=lambda _, key: self.score(row, key))
+            builder.store(seen, zero, _NONE)
+            builder.store(at, zero, begin)
+            with builder.while_true(tirx.And(tirx.EQ(seen[0], _NONE), at[0] < end)):
+                if isinstance(self.keys, Size):
+                    one._look_at_step(seen, at[0])
+                else:  # the last step may be a part of one: the keys before it are looked at again
+                    columns = min(self.step, self.keys)
+                    one._look(seen, builder.bind(tirx.min(at[0], self.keys - columns)), columns)
+                builder.store(at, zero, at[0] + self.step)
+            builder.store(each, zero, tirx.min(each[0], seen[0]))
+        return tirx.NE(each[0], _NONE)
+
+    def _each_sees_first(self) -> Expr:
+        """Whether each query sees the very first key; not where its score is NaN."""
+        builder, zero = self.builder, tirx.const(0, "int32")
+        seen = builder.local(1, "float32", "seen")
+        builder.store(seen, zero, tirx.const(1, "float32"))
+        with builder.loop(self.rows, name="row") as row:
+            is_seen = builder.name(self.score(row, 0)) > tirx.const(HIDDEN, "float32")
+            builder.store(seen, zero, tirx.Select(is_seen, seen[0], _NONE))
+        return tirx.NE(seen[0], _NONE)
 
 
 def _any_seen(builder: KernelBuilder, score: Score, rows: Expr, first: Expr, columns: int) -> Expr:

@@ -14,7 +14,7 @@ from tvm import tirx
 
 from ..codegen.builder import Expr, KernelBuilder
 from ..expressions import math
-from ..microkernels.packed_gemm import Scratch, ScratchMatrix, store_line, store_words
+from ..microkernels.packed_gemm import Scratch, ScratchMatrix, Span, store_line, store_words
 from ..reduction.reduction import add
 from ..reduction.reduction_loops import Combine
 from ..template.loops import sweep
@@ -73,24 +73,24 @@ class Rows:
                 base = builder.bind(line.base + row * line.pitch + keys)
                 sweep(builder, rest, self.lanes, lambda i: builder.store(line.buffer, base + i, tirx.const(-np.inf, self.dtype)))
 
-    def maximum(self, row: Expr, keys: int, end: Expr) -> Expr:
-        """The maximum of scores [0, end) of a row; any number if one is NaN, which the exponentials keep."""
+    def maximum(self, row: Expr, keys: int, span: Span) -> Expr:
+        """The maximum of scores of a span of a row; any number if one is NaN, which the exponentials keep."""
 
         def emit(first: Expr, update: _Update) -> None:
-            for slot in range(0, self._step(end), self.lanes):
+            for slot in range(0, self._step(span), self.lanes):
                 with self.builder.loop(self.lanes, "vectorized", "lane") as lane:
                     update(slot + lane, self.scores.buffer[first + slot + lane])
 
-        return self.builder.name(self._fold(row, keys, end, -np.inf, tirx.max, emit))
+        return self.builder.name(self._fold(row, keys, span, -np.inf, tirx.max, emit))
 
-    def exponentials(self, row: Expr, keys: int, end: Expr, shift: Expr) -> Expr:
-        """Store exp(x - shift) for scores x in [0, end) of a row, over them or as pairs to `words`; returns their sum."""
+    def exponentials(self, row: Expr, keys: int, span: Span, shift: Expr) -> Expr:
+        """Store exp(x - shift) for scores x in a span of a row, over them or as pairs to `words`; returns their sum."""
         builder, scores, lanes = self.builder, self.line(keys), self.lanes
         lines = self.exponential_rows(keys)
         base, target = (builder.bind(some.base + row * some.pitch) for some in (scores, lines))
 
         def emit(first: Expr, update: _Update) -> None:
-            for begin in range(0, self._step(end), 2 * lanes):
+            for begin in range(0, self._step(span), 2 * lanes):
 
                 def element(i: Expr, begin: int = begin) -> Expr:
                     value = builder.name(self.exponential(scores.buffer[first + begin + i] - shift))
@@ -105,26 +105,27 @@ class Rows:
                     with builder.loop(lanes, "vectorized", "lane") as lane:
                         builder.store(scores.buffer, first + begin + half + lane, element(half + lane))
 
-        return self._fold(row, keys, end, 0, add, emit)
+        return self._fold(row, keys, span, 0, add, emit)
 
-    def _step(self, end: Expr) -> int:
+    def _step(self, span: Span) -> int:
         """Scores of an iteration: several accumulators, as additions have a latency of four cycles."""
-        return self.lanes * (4 if isinstance(end, int) and end % (4 * self.lanes) == 0 else 2)
+        return self.lanes * (4 if isinstance(span[1], int) and span[1] % (4 * self.lanes) == 0 else 2)
 
     def _fold(
-        self, row: Expr, keys: int, end: Expr, initial: float, combine: Combine, emit: Callable[[Expr, _Update], None]
+        self, row: Expr, keys: int, span: Span, initial: float, combine: Combine, emit: Callable[[Expr, _Update], None]
     ) -> Expr:
-        """A reduction over scores [0, end) of a row by `combine`, with `_step` accumulators that are combined in the end.
+        """A reduction over scores of a span of a row by `combine`, with `_step` accumulators that are combined in the end.
 
         `emit(offset, update)` writes the code for the scores from an offset on and calls `update(accumulator, value)`.
         """
-        builder, line, slots, lanes = self.builder, self.line(keys), self._step(end), self.lanes
+        builder, line, slots, lanes = self.builder, self.line(keys), self._step(span), self.lanes
         total = builder.local(slots, self.dtype)
         for slot in range(0, slots, lanes):
             with builder.loop(lanes, "vectorized", "lane") as lane:
                 builder.store(total, slot + lane, tirx.const(initial, self.dtype))
-        base = builder.bind(line.base + row * line.pitch)
-        with builder.loop(end // slots if isinstance(end, int) else tirx.floordiv(end, slots), name="v") as number:
+        begin, end = span
+        base = builder.bind(line.base + row * line.pitch + begin)
+        with builder.loop(end // slots if isinstance(end, int) else tirx.floordiv(end - begin, slots), name="v") as number:
             emit(
                 builder.bind(base + number * slots),
                 lambda slot, value: builder.store(total, slot, combine(total[slot], value)),
@@ -145,14 +146,14 @@ class Rows:
         self.builder.store(to.buffer, to.base + row, value)
 
 
-def softmax(rows: Rows, count: Expr, keys: int, end: Expr, guard: float | None) -> None:
-    """Replace scores [0, end) of `count` rows by exponentials, and store each row's factor: 1 / sum of them.
+def softmax(rows: Rows, count: Expr, keys: int, span: Span, guard: float | None) -> None:
+    """Replace the scores of a span of `count` rows by exponentials, and store each row's factor: 1 / sum of them.
 
     In a row of -inf alone all are NaN, as in ONNX; or all probabilities are `guard`, if given.
     """
     builder = rows.builder
     with builder.loop(count, name="row") as row:
-        total = builder.name(rows.exponentials(row, keys, end, rows.maximum(row, keys, end)))
+        total = builder.name(rows.exponentials(row, keys, span, rows.maximum(row, keys, span)))
         rows.put(rows.factors, row, tirx.const(1, rows.dtype) / total)
         if guard is not None:
             with builder.when(tirx.isnan(total)):
@@ -210,8 +211,8 @@ def start_rows(rows: Rows, count: Expr, width: int) -> None:
         builder.vector_loop(width, rows.lanes, lambda i: rows.put(results, base + i, tirx.const(0, rows.dtype)))
 
 
-def running_softmax(rows: Rows, first: Expr, count: Expr, keys: int, end: Expr) -> None:
-    """Online softmax: replace scores [0, end) of `count` rows by exponentials, and update the state of rows from `first`.
+def running_softmax(rows: Rows, first: Expr, count: Expr, keys: int, span: Span) -> None:
+    """Online softmax: replace the scores of a span of `count` rows by exponentials, and update the state of rows from `first`.
 
     The factors are those by which results so far must be rescaled. While a row has met only -inf, its exponentials and their sum
     are 0; the division in the end then gives NaN, as softmax of such a row does.
@@ -221,10 +222,10 @@ def running_softmax(rows: Rows, first: Expr, count: Expr, keys: int, end: Expr) 
     with builder.loop(count, name="row") as row:
         at = builder.bind(first + row)
         before = builder.name(tops[at])
-        top = builder.name(math.maximum(before, rows.maximum(row, keys, end)))
+        top = builder.name(math.maximum(before, rows.maximum(row, keys, span)))
         shift = builder.name(tirx.Select(tirx.EQ(top, tirx.const(-np.inf, rows.dtype)), tirx.const(0, rows.dtype), top))
         factor = builder.name(rows.exponential(before - shift))
-        total = rows.exponentials(row, keys, end, shift)
+        total = rows.exponentials(row, keys, span, shift)
         rows.put(sums, at, sums[at] * factor + total)
         rows.put(tops, at, top)
         rows.put(rows.factors, row, factor)

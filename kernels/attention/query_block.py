@@ -8,8 +8,8 @@ from tvm import tirx
 
 from ..codegen.builder import Expr, Index, KernelBuilder
 from ..formats.format import Format
-from ..microkernels.packed_gemm import Element, Scratch, ScratchMatrix, store_line
-from .mask import sees_first_key, visible_keys
+from ..microkernels.packed_gemm import Element, Scratch, ScratchMatrix, Span, store_line
+from .mask import Looks
 from .online_softmax import round_rows, softmax, weigh_rows
 from .operands import Elements
 from .pattern import Attention
@@ -61,27 +61,31 @@ class QueryBlocks:
     def value_of(self, head: Head, keys: Keys) -> Element:
         return lambda j, column: self.elements.value(head.batch, keys.first + j, column)
 
-    def visible_keys(self, head: Head, keys: Keys, block: QueryBlock, step: int) -> Expr:
-        """How many of a block's keys, from the first on, its queries see: a multiple of `step`, or all."""
-        builder, form, extent = self.builder, self.form, head.rows.extent(keys.count)
+    def visible_keys(self, head: Head, keys: Keys, block: QueryBlock, step: int, each_sees: Expr | None = None) -> Span:
+        """Which of a block's keys its queries see: multiples of `step`, or all; as `Looks.visible`."""
+        return self._looks(head, keys, block, step).visible(head.rows.extent(keys.count), each_sees)
 
+    def each_sees(self, head: Head, block: QueryBlock, step: int) -> Expr:
+        """Whether each query sees one of all keys."""
+        keys = self.form.keys
+        return self._looks(head, Keys(0, keys), block, step).each_sees(tirx.const(0, "int32"), self.builder.bind(keys))
+
+    def _looks(self, head: Head, keys: Keys, block: QueryBlock, step: int) -> Looks:
         def score(row: Expr, key: Expr) -> Expr:
-            return self.elements.score(*self.place(head, block, row), key, tirx.const(0, form.dtype))
+            return self.elements.score(*self.place(head, block, row), key, tirx.const(0, self.form.dtype))
 
-        end = visible_keys(builder, score, block.count, keys.first, keys.count, step, extent)
-        sees = sees_first_key(builder, score, block.count)
-        return builder.bind(tirx.Select(sees, end, extent))
+        return Looks(self.builder, score, block.count, keys.first, keys.count, step)
 
     def store_score(self, head: Head, keys: Keys, block: QueryBlock, row: Expr, column: Expr, value: Expr) -> None:
         scores = head.rows.line(keys.count)
         element = self.elements.score(*self.place(head, block, row), keys.first + column, value)
         self.builder.store(scores.buffer, scores.base + row * scores.pitch + column, element)
 
-    def softmax(self, head: Head, block: QueryBlock, keys: int, end: Expr | None) -> ScratchMatrix:
-        """Softmax of whole rows of scores; returns A of the product with V. `end`: how many keys have scores; None: all."""
+    def softmax(self, head: Head, block: QueryBlock, keys: int, span: Span | None) -> ScratchMatrix:
+        """Softmax of whole rows of scores; returns A of the product with V. `span`: the keys that have scores; None: all."""
         rows = head.rows
         rows.end_rows(block.count, keys)
-        softmax(rows, block.count, keys, rows.extent(keys) if end is None else end, self.form.guard)
+        softmax(rows, block.count, keys, span or (0, rows.extent(keys)), self.form.guard)
         return self.probabilities(head, block, keys)
 
     def probabilities(self, head: Head, block: QueryBlock, keys: int) -> ScratchMatrix:

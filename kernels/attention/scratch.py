@@ -10,6 +10,8 @@ from ..microkernels.packed_gemm import PackedPanels, Scratch
 from ..microkernels.packed_gemm_amx import AmxPanels, TileScratch
 from .online_softmax import Rows
 
+SPAN_NUMBERS = 3  # where a block's visible keys begin, where they end, and whether each query sees any key
+
 
 @dataclass(frozen=True)
 class Places:
@@ -21,6 +23,7 @@ class Places:
     rows: Rows
     words: Scratch  # for A of a product as bfloat16 pairs
     tiles: TileScratch | None
+    spans: Scratch  # int32, `SPAN_NUMBERS` a row where a mask may hide keys: which keys a block of queries sees
 
 
 @dataclass(frozen=True)

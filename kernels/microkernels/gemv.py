@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil
+from typing import TypeAlias
 
 import numpy as np
 from tvm import tirx
@@ -14,10 +15,11 @@ from ..codegen.builder import Buffer, Expr, Index, KernelBuilder
 from ..codegen.neighbours import loads_of
 from ..formats.format import plain
 from ..movement.strided_copy import transposed
-from .packed_gemm import Element, ScratchMatrix
+from .packed_gemm import Element, ScratchMatrix, Span
 from .register_tile import Tile, sum_tile
 
 Store = Callable[[Expr, Expr, Expr], None]  # of (row, column, value)
+Blocks: TypeAlias = tuple[int, Expr, Expr]  # of so many: [begin, end)
 _VECTORS = 8  # accumulator registers a row of the result, at most
 _PANEL_ROWS = 5  # from which B is transposed: 8 queries of 1,000 keys of 64 took 0.72 of the time, 4 of 128 0.95, 2 of 128 1.25
 _PANEL_DEPTH = 512  # of a panel in L1
@@ -38,10 +40,10 @@ class Gemv:
     columns: int
     lanes: int
 
-    def multiply_columns(self, a: ScratchMatrix, element: Element, store: Store, blocks: tuple[int, Expr] | None = None) -> None:
+    def multiply_columns(self, a: ScratchMatrix, element: Element, store: Store, blocks: Blocks | None = None) -> None:
         """C where B's `element(k, column)` is contiguous along columns: axpy form, a register tile of C, B loaded as vectors.
 
-        `blocks` (a size that divides the depth, a number) leaves out all k but those of so many blocks.
+        `blocks` (a size that divides the depth, the first of them, their end) leaves out all k but those of these blocks.
         """
         for begin, count, tile in self._runs():
             with self.builder.loop(count, name="run") as run:
@@ -58,11 +60,11 @@ class Gemv:
             begin += count * vectors * lanes
 
     def _multiply_run(
-        self, a: ScratchMatrix, element: Element, tile: Tile, first: Expr, store: Store, blocks: tuple[int, Expr] | None
+        self, a: ScratchMatrix, element: Element, tile: Tile, first: Expr, store: Store, blocks: Blocks | None
     ) -> None:
         builder = self.builder
-        size, number = blocks or (self.depth, 1)
-        last = builder.bind(size * number - 1)
+        size, begin, end = blocks or (self.depth, 0, 1)
+        last = builder.bind(size * end - 1)
         ahead = _lines_ahead(lambda i: element(tirx.const(0, "int32"), i), self.columns)
 
         def place(ks: Index) -> Expr:
@@ -76,26 +78,27 @@ class Gemv:
             lambda row, ks: a[row * a.pitch + place(ks)],
             lambda column, ks: element(place(ks), first + column),
             lambda ks: self._prefetch(lambda i: element(tirx.min(place(ks) + ahead, last), first + i), tile.columns),
-            spans=None if blocks is None else {0: (0, number)},
+            spans=None if blocks is None else {0: (begin, end)},
         )
         with builder.loop(self.rows, name="row") as row:
             base = builder.bind(row * tile.columns)
             builder.vector_loop(tile.columns, tile.lanes, lambda i: store(row, first + i, sums[base + i]))
 
-    def multiply_rows(self, a: ScratchMatrix, element: Element, store: Store, squares: Expr | None = None) -> None:
+    def multiply_rows(self, a: ScratchMatrix, element: Element, store: Store, squares: Span | None = None) -> None:
         """C where B's `element(k, column)` is contiguous along k.
 
         Of few rows a dot product a column: vectors of partial sums of `lanes` columns transposed and added up. Of more, which
         would load and convert B again for each, `lanes` columns of B are transposed once, and meet all rows as a register tile.
-        `squares` leaves out all columns but those of so many whole vectors of them; then all columns are whole vectors.
+        `squares` leaves out all columns but those of some whole vectors of them, the first and the end of which it tells; then
+        all columns are whole vectors.
         """
         whole, rest = divmod(self.columns, self.lanes)
         assert squares is None or not rest, f"{self.columns} columns are no vectors of {self.lanes}"
-        for begin, count, extent in ((0, whole if squares is None else squares, self.lanes), (whole * self.lanes, 1, rest)):
-            if extent and not (isinstance(count, int) and count == 0):
-                with self.builder.loop(count, name="square") as square:
-                    first = self.builder.bind(begin + square * self.lanes)
-                    self._prefetch_square(element, first, begin + count * self.lanes if extent == self.lanes else self.columns)
+        for (begin, end), extent in ((squares or (0, whole), self.lanes), ((whole, whole + 1), rest)):
+            if extent and not (isinstance(end, int) and end == 0):
+                with self.builder.loop(end - begin, name="square") as square:
+                    first = self.builder.bind((begin + square) * self.lanes)
+                    self._prefetch_square(element, first, end * self.lanes if extent == self.lanes else self.columns)
                     if self.rows >= _PANEL_ROWS and self.depth <= _PANEL_DEPTH and self.depth % self.lanes == 0:
                         self._multiply_panel(a, element, first, extent, store)
                     else:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
+from typing import TypeAlias
 
 from tvm import tirx
 
@@ -23,6 +24,7 @@ _L1_SHARE = 0.5  # of L1 that a panel may take; the rest is for A, the sums and 
 _ROW_CYCLES = 12.0  # overhead of each row of a tile in the epilogue
 Element = Callable[[Expr, Expr], Expr]  # of (k, column)
 Store = Callable[[Expr, Expr, Expr], None]  # of (row, column, value)
+Span: TypeAlias = tuple[Expr, Expr]  # [begin, end)
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,10 @@ class ScratchMatrix(Scratch):
 
 @dataclass(frozen=True)
 class Bounds:
-    """The part of a product that is computed: panels that begin before `columns`, the first `depth` rows of them; None: all."""
+    """The part of a product that is computed: panels with some of the `columns`, and of these rows of a `depth`; None: all."""
 
-    columns: Expr | None = None
-    depth: Expr | None = None
+    columns: Span | None = None
+    depth: Span | None = None
 
 
 WHOLE = Bounds()
@@ -99,11 +101,23 @@ class PackedPanels:
             lanes = self.tile.lanes
             yield Part(whole * self.tile.columns, 1, rest, Tile(self.tile.rows, ceil(rest / lanes), lanes))
 
-    def pack_columns(self, to: Scratch, element: Element) -> None:
-        """Pack B whose elements are contiguous along columns. Columns beyond the last are zero."""
+    def _panels(self, part: Part, bounds: Bounds) -> tuple[Expr, Expr]:
+        """The first column of a part's first panel within bounds, and how many panels are."""
+        if bounds.columns is None:
+            return part.begin, part.count
+        width, (begin, end) = part.tile.columns, bounds.columns
+        low = self.builder.bind(tirx.max(tirx.floordiv(begin - part.begin, width), 0))
+        high = tirx.min(part.count, tirx.floordiv(end - part.begin + (width - 1), width))
+        return self.builder.bind(part.begin + low * width), self.builder.bind(tirx.max(high - low, 0))
+
+    def pack_columns(self, to: Scratch, element: Element, bounds: Bounds = WHOLE) -> None:
+        """Pack B, within bounds, whose elements are contiguous along columns. Columns beyond the last are zero."""
+        low, high = bounds.depth or (0, self.rows)
         for part in self.parts():
-            with self.builder.loop(part.count, name="panel") as panel, self.builder.loop(self.rows, name="k") as k:
-                self._pack_line(to, element, part, k, self.builder.bind(part.begin + panel * part.tile.columns))
+            begin, count = self._panels(part, bounds)
+            with self.builder.loop(count, name="panel") as panel, self.builder.loop(high - low, name="k") as k:
+                row = k if bounds.depth is None else self.builder.bind(low + k)
+                self._pack_line(to, element, part, row, self.builder.bind(begin + panel * part.tile.columns))
 
     def _pack_line(self, to: Scratch, element: Element, part: Part, k: Expr, first: Expr) -> None:
         """Row k of the panel whose first column is `first`."""
@@ -136,17 +150,17 @@ class PackedPanels:
 
         return word
 
-    def pack_rows(self, to: Scratch, element: Element) -> None:
+    def pack_rows(self, to: Scratch, element: Element, bounds: Bounds = WHOLE) -> None:
         """Pack B whose elements are contiguous along k: squares of `lanes` x `lanes` are transposed in registers.
 
-        Columns beyond the last repeat it.
+        Only panels within the bounds' columns are. Columns beyond the last repeat it.
         """
         builder, lanes = self.builder, self.tile.lanes
         side = min(lanes, 1 << least_of(self.rows).bit_length() - 1)
         for part in self.parts():
-            width = part.tile.columns
-            with builder.loop(part.count, name="panel") as panel, builder.loop(width // side, name="square") as square:
-                first, column = builder.bind(part.begin + panel * width), builder.bind(square * side)
+            width, (begin, count) = part.tile.columns, self._panels(part, bounds)
+            with builder.loop(count, name="panel") as panel, builder.loop(width // side, name="square") as square:
+                first, column = builder.bind(begin + panel * width), builder.bind(square * side)
                 with builder.loop(ceil(self.rows / side), name="k") as block:
                     k = builder.bind(tirx.min(block * side, self.rows - side))
                     self._pack_square(to, element, side, k, first, column, width)
@@ -181,22 +195,25 @@ class PackedPanels:
         builder = self.builder
         for part in self.parts():
             tiles = builder.bind(tirx.floordiv(rows + (part.tile.rows - 1), part.tile.rows))
-            count: Expr = part.count
-            if bounds.columns is not None:
-                ahead = tirx.floordiv(bounds.columns - part.begin + (part.tile.columns - 1), part.tile.columns)
-                count = builder.bind(tirx.max(tirx.min(count, ahead), 0))
+            begin, count = self._panels(part, bounds)
             with builder.loop(count, name="panel") as panel, builder.loop(tiles, name="tile") as tile:
-                first, start = builder.bind(part.begin + panel * part.tile.columns), builder.bind(tile * part.tile.rows)
+                first, start = builder.bind(begin + panel * part.tile.columns), builder.bind(tile * part.tile.rows)
                 self._multiply_tile(a, b, part, (first, start, rows), store, bounds.depth)
 
     def _multiply_tile(
-        self, a: ScratchMatrix, b: Scratch, part: Part, place: tuple[Expr, Expr, Expr], store: Store, end: Expr | None
+        self,
+        a: ScratchMatrix,
+        b: Scratch,
+        part: Part,
+        place: tuple[Expr, Expr, Expr],
+        store: Store,
+        span: Span | None,
     ) -> None:
         """One register tile: the rows from `start` on of `rows` by the panel that begins at column `first`."""
         first, start, rows = place
         builder, depth, width = self.builder, self.rows, part.tile.columns
         above, left = builder.bind(a.base + start * a.pitch), builder.bind(b.base + first * depth)
-        is_one_loop = end is None or isinstance(depth, Size)
+        is_one_loop = span is None or isinstance(depth, Size)
         sums = sum_tile(
             builder,
             part.tile,
@@ -204,7 +221,7 @@ class PackedPanels:
             (depth,) if is_one_loop else (1, depth),
             lambda row, ks: a.buffer[above + row * a.pitch + ks[-1]],
             lambda column, ks: b.buffer[left + ks[-1] * width + column],
-            spans=None if end is None else {0 if is_one_loop else 1: (0, end)},
+            spans=None if span is None else {0 if is_one_loop else 1: span},
         )
         with builder.loop(builder.bind(tirx.min(rows - start, part.tile.rows)), name="row") as row:
             base = builder.bind(row * width)

@@ -35,11 +35,11 @@ class AmxPanels:
     terms: int
     scratch: TileScratch
 
-    def pack_columns(self, to: Scratch, element: Element) -> None:
+    def pack_columns(self, to: Scratch, element: Element, _: Bounds = WHOLE) -> None:
         """Pack B whose elements are contiguous along columns, to 32-bit pairs."""
         self._pack(to, element, lies_along_depth=False)
 
-    def pack_rows(self, to: Scratch, element: Element) -> None:
+    def pack_rows(self, to: Scratch, element: Element, _: Bounds = WHOLE) -> None:
         """Pack B whose elements are contiguous along k, to 32-bit pairs."""
         self._pack(to, element, lies_along_depth=True)
 

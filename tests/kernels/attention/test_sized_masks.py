@@ -45,6 +45,7 @@ _STEPS = {
     "all": lambda t: masked(np.zeros((t, t))),
     "short": lambda t: masked(hidden_from_all(np.ones((t, t), bool), 40)),
     "blind": lambda t: chosen(blind(t), LEAST),
+    "window": lambda t: chosen(causal(t, t) & ~np.tri(t, k=-9, dtype=bool), LEAST),
 }
 
 
