@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from ..frontend.autocast import autocast_types
 from ..frontend.pytree import LEAF, Structure, Tensor, is_tensor, unflattener
 
 _CAPACITY = 16  # specialisations kept in memory
+_MOST_SHORTCUTS = 4096  # to them, of calls of as many sizes; beyond, they are made anew
 DIFFERENT_CALLS = "its calls differ in more than sizes: in the inputs that they give, or in values that programs are made for"
 
 
@@ -255,6 +257,8 @@ class SpecializedModel(Shared):
         if order is not None:
             with self._lock:
                 if self._entries.get(call.signature) is entry:  # else it has been forgotten meanwhile
+                    if len(self._shortcuts) >= _MOST_SHORTCUTS:
+                        self._shortcuts = {}
                     self._shortcuts[key] = _Shortcut(entry, found, order)
         return found, call.tensors
 
@@ -318,7 +322,7 @@ class SpecializedContext:
 
     def __init__(self, model: SpecializedModel) -> None:
         self._model = model
-        self._contexts: dict[CompiledModel | StagedModel, Context | StagedModel] = {}
+        self._contexts: OrderedDict[CompiledModel | StagedModel, Context | StagedModel] = OrderedDict()  # by last use
         self._states: States | None = None
         self._lock = threading.Lock()  # of the contexts
 
@@ -329,7 +333,7 @@ class SpecializedContext:
 
     def run(self, found: Specialization, tensors: Sequence[object], out: object = None) -> object:
         """Call one specialisation. Raises InputError where it keeps other states than the first one, or another thread calls."""
-        return found.run(self._contexts.get(found.model) or self._context(found.model), tensors, out)
+        return found.run(self._context(found.model), tensors, out)
 
     @property
     def states(self) -> States:
@@ -343,14 +347,18 @@ class SpecializedContext:
         return session_states(self._states)
 
     def _context(self, model: CompiledModel | StagedModel) -> Context | StagedModel:
-        """The context of a specialisation, made if it is new."""
+        """The context of a specialisation, made if it is new; with as many others as the model keeps specialisations."""
         with self._lock:
-            if model in self._contexts:
-                return self._contexts[model]
+            known = self._contexts.get(model)
+            if known is not None:
+                self._contexts.move_to_end(model)
+                return known
             context = model.context() if isinstance(model, StagedModel) else model.context_of(self._states)
             if isinstance(context, Context) and self._states is None:
                 self._states = context.kept
             self._contexts[model] = context
+            if len(self._contexts) > self._model._capacity:
+                self._contexts.popitem(last=False)  # else programs that the model has forgotten stayed in memory
             return context
 
 
