@@ -168,7 +168,8 @@ def compile_generation(
             ONNX decoder (path, bytes, `ModelProto`) with inputs input_ids, attention_mask, position_ids and past_key_values.N.key
             and .value, and outputs logits and present.N.key and .value. The weights are read now: later changes do not count. So
             are the tokens that end a text, of a module's generation_config.
-        max_tokens: that a sequence may have, prompt and new ones; memory for their keys and values is taken by each session.
+        max_tokens: that a sequence may have, prompt and new ones; memory for their keys and values is taken by each session,
+            page by page as its text grows.
         prefill: how many tokens of a prompt are read at once: a program each. A rest is filled up to the next of them,
             or, where a model has recurrent states, read one by one.
         batch: sequences of a call, of any lengths each.

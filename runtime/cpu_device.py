@@ -155,6 +155,7 @@ class CpuDevice:
     """The machine's CPU."""
 
     torch_devices = frozenset(["cpu"])
+    gives_zeros = True
 
     def load(self, program: Program) -> CpuExecutable:
         for memory in (program.constants, *(constant.data for constant in program.shared.values())):

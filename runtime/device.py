@@ -44,10 +44,15 @@ class Executable(Protocol):
 
 
 class Device(Protocol):
-    """A place that runs programs. `torch_devices` names, as torch does, where tensors may lie that are given to them."""
+    """A place that runs programs. `torch_devices` names, as torch does, where tensors may lie that are given to them;
+    `gives_zeros`: whether memory is zero at first.
+    """
 
     @property
     def torch_devices(self) -> frozenset[str]: ...
+
+    @property
+    def gives_zeros(self) -> bool: ...
 
     def load(self, program: Program) -> Executable:
         """Make a program's native code callable.
@@ -57,7 +62,7 @@ class Device(Protocol):
         """
 
     def allocate(self, size_bytes: int) -> Arena:
-        """Memory for one context, zero at first, aligned to `plan.ALIGNMENT`.
+        """Memory for one context, aligned to `plan.ALIGNMENT`.
 
         Raises:
             ArenaMemoryError: there is not so much memory.

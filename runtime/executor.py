@@ -75,20 +75,18 @@ class CompiledModel(Shared):
         self._arena_bytes: Final = arena_bytes(program.plan)
         self._idle: Final[deque[Context]] = deque()
         self._session: Final = self.context() if program.plan.states else None
-        if isinstance(self._executable, CpuExecutable):  # what a first call would wait for; a GPU is not touched before it
+        # What a first call would wait for; a GPU is not touched before it, nor is memory taken of states that nobody may use.
+        if isinstance(self._executable, CpuExecutable) and self._session is None:
             with suppress(ArenaMemoryError):  # which the first call will tell
                 self._warm_up(needs_threads=self._executable.pool_user.needs_threads)
 
     def _warm_up(self, *, needs_threads: bool) -> None:
-        """Prepare a first caller. One without states, which a call would change, makes a call if that is short: one that needs
-        no threads of a pool.
-        """
-        first = self._session or self.context()
+        """Prepare a first caller, which makes a call if that is short: one that needs no threads of a pool."""
+        first = self.context()
         first.prepare()
-        if self._session is None:
-            if is_quick(self._program.plan) and not needs_threads:
-                first.run([np.zeros(port.type.shape, port.type.dtype) for port in self.inputs], {})
-            self._idle.append(first)
+        if is_quick(self._program.plan) and not needs_threads:
+            first.run([np.zeros(port.type.shape, port.type.dtype) for port in self.inputs], {})
+        self._idle.append(first)
 
     def __call__(self, /, *inputs: object, **named: object) -> object:
         """Run the model.
@@ -330,9 +328,21 @@ class Context:
                 results.append(value)
         return results
 
-    def prepare(self) -> Invocation:
-        """Take the arena, which else the first call does. Raises ArenaMemoryError."""
-        arena: Arena = self._device.allocate(self._size_bytes)
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the arena that its calls need."""
+        return self._size_bytes
+
+    def new_arena(self, size_bytes: int) -> Arena:
+        """Memory of so many bytes where the program runs. Raises ArenaMemoryError."""
+        return self._device.allocate(size_bytes)
+
+    def prepare(self, arena: Arena | None = None) -> Invocation:
+        """Take the arena, which else the first call does; or one of at least its size that contexts share which never run at the
+        same time: no call finds in it what another has left there. Raises ArenaMemoryError.
+        """
+        if arena is None:
+            arena = self.new_arena(self._size_bytes)
         self._invocation = self._executable.bind(arena, None if self.kept is None else self.kept.memory())
         return self._invocation
 

@@ -84,6 +84,7 @@ class GpuDevice:
     """The machine's first GPU of a kind of target, "cuda" or "rocm". torch calls both "cuda"."""
 
     torch_devices = frozenset(["cpu", "cuda:0"])
+    gives_zeros = False
 
     def __init__(self, kind: str, find_driver: Callable[[], Driver] | None = None) -> None:
         self._find_driver = find_driver or partial(_installed, kind)

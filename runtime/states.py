@@ -151,11 +151,15 @@ class States(Mapping[str, np.ndarray]):
         return tuple((State(s.name, s.type, ""), self._buffers[s.buffer].offset) for s in self._states.values())
 
     def memory(self) -> Arena:
-        """The memory, which the first to ask for it has allocated and set. Raises ArenaMemoryError."""
+        """The memory, which the first to ask for it has allocated and set. Raises ArenaMemoryError.
+
+        Zeros are not written to what is zero: of a long cache, pages are provided as a text reaches them.
+        """
         if self._memory is None:
             self._memory = self._device.allocate(self._program.plan.space(STATES).size_bytes)
             for state in self._states.values():
-                self._reset(state)
+                if state.initial is not None or not self._device.gives_zeros:
+                    self._reset(state)
         return self._memory
 
     def _state(self, name: str) -> State:

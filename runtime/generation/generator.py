@@ -16,13 +16,15 @@ from .generator_file import Parts, read_parts, save_parts
 from .request import Counts, Settings, Stream, Tokens
 from .session import Limits, Session
 
+_MOST_IDLE = 2  # sessions kept for the next calls: each has caches, and the burst in which it was made may be over
+
 
 class Generator(Shared):
     """A language model that continues texts. Threads may call it at the same time: each call has a session of its own."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._idle: deque[Session] = deque()
+        self._idle: deque[Session] = deque(maxlen=_MOST_IDLE)  # the longest idle one gives way
 
     @property
     def programs(self) -> Mapping[int, CompiledModel]:

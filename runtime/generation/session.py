@@ -13,7 +13,7 @@ import numpy as np
 
 from ..device import Invocation
 from ..errors import InputError
-from ..executor import CompiledModel, Context
+from ..executor import CompiledModel
 from ..interchange import is_integer
 from .loop import GenerationLibrary
 from .request import Counts, Request, Settings, Stream, Tokens, prompts_of, request_of, with_room
@@ -72,7 +72,8 @@ class Session:
             if state.name not in self._recurrent and len(state.type.shape) == _CACHE_RANK  # a model may keep other things
         ]
         contexts = {count: first if count == 1 else program.context_of(self._states) for count, program in programs.items()}
-        self._readers = [_reader(batch, count, context) for count, context in sorted(contexts.items())]
+        arena = first.new_arena(max(context.arena_bytes for context in contexts.values()))  # one program runs at a time
+        self._readers = [_reader(batch, count, context.prepare(arena)) for count, context in sorted(contexts.items())]
         self._logits = np.zeros((batch, vocabulary), np.float32)
         self._steps = Steps(library, self._readers[0].call, self._logits, limits.scratch)
         self._read: list[list[int]] = [[] for _ in range(batch)]  # of the texts, what is in the caches
@@ -425,6 +426,5 @@ class Session:
 _CACHE_RANK = 4  # of keys and values: [batch, heads, rows, width]
 
 
-def _reader(batch: int, count: int, context: Context) -> _Reader:
-    call = context.prepare()
+def _reader(batch: int, count: int, call: Invocation) -> _Reader:
     return _Reader(count, call, np.zeros((batch, count), np.int64), np.zeros(batch, np.int64))

@@ -44,6 +44,7 @@ class FakeDevice:
     """A device that runs nothing, for programs without native code."""
 
     torch_devices = frozenset(["cpu"])
+    gives_zeros = True
 
     def __init__(self) -> None:
         self.executable = FakeExecutable()
