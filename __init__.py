@@ -170,8 +170,8 @@ def compile_generation(
             are the tokens that end a text, of a module's generation_config.
         max_tokens: that a sequence may have, prompt and new ones; memory for their keys and values is taken by each session,
             page by page as its text grows.
-        prefill: how many tokens of a prompt are read at once: a program each. A rest is filled up to the next of them,
-            or, where a model has recurrent states, read one by one.
+        prefill: how many tokens of a prompt may be read at once: a program each. The last piece of a prompt is filled up, or,
+            where a model has recurrent states, read one by one.
         batch: sequences of a call, of any lengths each.
         target: as for `compile`.
         precision: "float32", "float32-fast", "bfloat16" or "float16", as for `compile`.

@@ -11,11 +11,13 @@ from typing import Literal, Unpack, overload
 
 import numpy as np
 
+from ..cpu_device import CpuInvocation
 from ..device import Invocation
 from ..errors import InputError
 from ..executor import CompiledModel
 from ..interchange import is_integer
 from .loop import GenerationLibrary
+from .prompt_cover import first_piece
 from .request import Counts, Request, Settings, Stream, Tokens, prompts_of, request_of, with_room
 from .session_file import UNKNOWN, Texts, load_texts, rows_in_use, save_texts, set_rows
 from .steps import Steps
@@ -412,17 +414,20 @@ class Session:
         self._logits[:] = kept
 
     def _next_reader(self) -> _Reader:
-        """The program for what waits: the least that takes all of it, or the largest; but none that would be filled up beyond the
-        end of the caches, where some models count. With recurrent states, where nothing may be filled up, the largest that each
-        sequence with tokens has enough of."""
+        """The program for what waits: the first of those that read it in the least time; but none that would be filled up beyond
+        the end of the caches, where some models count. With recurrent states, where nothing may be filled up, the largest that
+        each sequence with tokens has enough of."""
         lengths = [len(waiting) for waiting in self._waiting if waiting]
         if self._recurrent:
             return next(one for one in reversed(self._readers) if one.count <= min(lengths))
         held = max(int(length) for length, waiting in zip(self.length, self._waiting, strict=True) if waiting)
-        fitting = [one for one in self._readers if one.count <= max(self._max_tokens - held, 1)]
-        return next((one for one in fitting if one.count >= max(lengths)), fitting[-1])
+        fixed = (_WEIGHTS_ROWS if isinstance(self._readers[0].call, CpuInvocation) else _LAUNCHES_ROWS) / self._batch
+        counts = [one.count for one in self._readers]
+        return self._readers[counts.index(first_piece(counts, max(lengths), self._max_tokens - held, fixed))]
 
 
+_WEIGHTS_ROWS = 12  # of a prompt's piece, which take as long as reading all weights: GPT-2 in float32, two threads
+_LAUNCHES_ROWS = 1 << 20  # the same on a GPU: the fewest pieces
 _CACHE_RANK = 4  # of keys and values: [batch, heads, rows, width]
 
 
