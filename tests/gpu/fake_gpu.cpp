@@ -218,7 +218,7 @@ static Result change(Instance* instance, Node* node, Op op) {
 static Result allocate(std::map<Address, size_t>& blocks, void** address, size_t size) {
   if (size > (1ull << 40)) return OUT_OF_MEMORY;
   *address = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
-  memset(*address, 0xAB, size);
+  memset(*address, 0xFF, size);  // NaN of all floating types
   blocks[(Address)*address] = size;
   return OK;
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import itertools
+import shutil
 import struct
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +28,7 @@ from prefuse.runtime.gpu.simulated_driver import encode_simulated
 from prefuse.runtime.plan import Launch, Plan
 from prefuse.runtime.target import Target
 
-from ..kernels.harness import POISON, Case, build, operands_of
+from ..kernels.harness import POISONS, Case, build, operands_of
 from ..sample import dealt
 
 HERE = Path(__file__).parent
@@ -58,7 +60,9 @@ def compile_simulation(kernels: Mapping[str, DeviceFunction], folder: Path, targ
 @cache
 def fake_driver_library(api: str = "cuda") -> str:
     """Path of a libcuda.so.1, or of a libamdhip64.so where `api` is "hip", whose device is the simulator."""
-    library = Path(mkdtemp(prefix="prefuse-")) / f"lib{api}.so"
+    folder = mkdtemp(prefix="prefuse-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    library = Path(folder) / f"lib{api}.so"
     flags = ["-std=c++17", "-O1", "-shared", "-fPIC", *(["-DHIP"] if api == "hip" else [])]
     subprocess.run([need_compiler(), *flags, str(HERE / "fake_gpu.cpp"), "-o", str(library), "-ldl"], check=True)
     return str(library)
@@ -144,18 +148,18 @@ def simulate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: Driver) ->
 
 
 def check(cases: Sequence[Case], folder: Path, target: Target = CUDA) -> None:
-    """Every case gives what it must, whatever the order of threads, and writes nothing beyond its outputs."""
+    """Every case gives what it must, whatever the order of threads and what memory held, and writes to its outputs alone."""
     if not cases:
         return
     kernels = [build(case, target) for case in cases]
     functions = {f"k{i}": kernel.function for i, kernel in enumerate(kernels)}
     library = ctypes.CDLL(str(compile_simulation(functions, folder, target)))
     library.sim_fault.restype = ctypes.c_char_p
-    for order in ORDERS:
+    for order, poison in zip(ORDERS, itertools.cycle(POISONS), strict=False):
         library.sim_order(order)
         for number, (case, kernel) in enumerate(zip(cases, kernels, strict=True)):
             for pair in (None, *kernel.inplace):
-                case.got = run_case(library, f"k{number}", case, kernel, pair)
+                case.got = run_case(library, f"k{number}", case, kernel, pair, poison)
                 case.check()
 
 
@@ -171,15 +175,22 @@ def check_in_turn(cases: Sequence[Case], folder: Path, target: Target = CUDA) ->
 
 
 def run_case(
-    library: ctypes.CDLL, symbol: str, case: Case, kernel: BuiltKernel, shared: tuple[int, int] | None = None
+    library: ctypes.CDLL,
+    symbol: str,
+    case: Case,
+    kernel: BuiltKernel,
+    shared: tuple[int, int] | None = None,
+    poison: int = POISONS[0],
 ) -> list[np.ndarray]:
-    """What a kernel gives; of a `shared` pair, the output lies in the memory of the operand."""
-    inputs = [_guarded(array) for array in operands_of(case, kernel)]
-    outputs = [_guarded(np.full(case.group.types[name].size_bytes, POISON, np.uint8)) for name in case.group.outputs]
+    """What a kernel writes into memory full of poison; of a `shared` pair, the output lies in the memory of the operand."""
+    inputs = [_guarded(array, poison) for array in operands_of(case, kernel)]
+    sizes = [case.group.types[name].size_bytes for name in case.group.outputs]
+    outputs = [_guarded(np.full(size, poison, np.uint8), poison) for size in sizes]
     if shared is not None:
         outputs[shared[0]] = inputs[shared[1]]
-    scratch = [_guarded(np.full(kernel.workspace_bytes, POISON, np.uint8))] if kernel.workspace_bytes else []
-    scratch += [_guarded(np.zeros(kernel.barrier_bytes, np.uint8))] if kernel.barrier_bytes else []
+    kept = [(array, array.copy()) for array in inputs if all(array is not out for out in outputs)]
+    scratch = [_guarded(np.full(kernel.workspace_bytes, poison, np.uint8), poison)] if kernel.workspace_bytes else []
+    scratch += [_guarded(np.zeros(kernel.barrier_bytes, np.uint8), poison)] if kernel.barrier_bytes else []
     pointers = [array.ctypes.data + _GUARD_BYTES for array in (*inputs, *outputs, *scratch)]
     for grid in kernel.function.launches:
         cells = (ctypes.c_uint64 * (len(pointers) + len(grid.scalars)))(*pointers, *grid.scalars)
@@ -190,7 +201,8 @@ def run_case(
             raise SimulatedFaultError(f"{case.label}: {library.sim_fault().decode()}")
     for array in (*inputs, *outputs, *scratch):
         edges = np.concatenate([array[:_GUARD_BYTES], array[array.size - _GUARD_BYTES :]])
-        assert (edges == POISON).all(), f"{case.label}: writes beyond a buffer"
+        assert (edges == poison).all(), f"{case.label}: writes beyond a buffer"
+    assert all(np.array_equal(array, before) for array, before in kept), f"{case.label}: writes to its operands"
     return [
         out[_GUARD_BYTES : out.size - _GUARD_BYTES]
         .view(case.group.types[name].dtype)
@@ -200,9 +212,9 @@ def run_case(
     ]
 
 
-def _guarded(array: np.ndarray) -> np.ndarray:
+def _guarded(array: np.ndarray, poison: int) -> np.ndarray:
     """The array's bytes with poison on both sides."""
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    whole = np.full(content.size + 2 * _GUARD_BYTES, POISON, np.uint8)
+    whole = np.full(content.size + 2 * _GUARD_BYTES, poison, np.uint8)
     whole[_GUARD_BYTES : _GUARD_BYTES + content.size] = content
     return whole

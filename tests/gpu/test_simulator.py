@@ -17,11 +17,13 @@ from prefuse.compiler.lowering.gpu.simulator.library import simulated_library, s
 from prefuse.kernels.codegen import ptx
 from prefuse.kernels.codegen.builder import Expr
 from prefuse.kernels.codegen.gpu_builder import GpuBuilder
+from prefuse.kernels.template.contract import BuiltKernel, Operand
 from prefuse.runtime.errors import CompileError
 from prefuse.runtime.target import Target
 from tvm import tirx
 
-from .simulator import CUDA, compile_simulation
+from ..kernels import harness
+from .simulator import CUDA, check, compile_simulation
 
 WARP = 32
 THREADS = 64
@@ -258,6 +260,23 @@ def test_vectors_of_16_bytes() -> None:
     source = cuda_source({"k": builder.function()}, CUDA)
     assert "*(float4*)(p1 + " in source
     assert "*(float4*)(p0 + " in source
+
+
+@pytest.mark.parametrize(("spoils", "fault"), [("x", "writes to its operands"), ("y", "Not equal to tolerance")])
+def test_what_memory_held_counts(spoils: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands stay as they are, and an output that is not written is no zero."""
+    builder = GpuBuilder()
+    x, y = (builder.parameter(name, THREADS, "float32") for name in "xy")
+    with builder.blocks(1, THREADS) as (_, thread):
+        if spoils == "x":
+            builder.store(y, thread, -x[thread])
+            builder.store(x, thread, tirx.const(7.0, "float32"))
+        with builder.when(thread > 0):
+            builder.store(y, thread, -x[thread])
+    made = BuiltKernel("made", builder.function(), (Operand("x0"),))
+    monkeypatch.setattr(harness, "build_kernel", lambda group, target: made)
+    with pytest.raises(AssertionError, match=fault):
+        check([harness.operator("Neg", np.arange(THREADS, dtype=np.float32), atol=1e-6)], tmp_path)
 
 
 def test_a_module_without_kernels() -> None:

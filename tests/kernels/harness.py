@@ -37,7 +37,7 @@ from tvm.ir import Call, GlobalVar, PrimType
 from .guarded import Guarded
 from .race_detector import RaceDetector, read_back
 
-POISON = 0xAB
+POISONS = (0xFF, 0x55)  # NaN of all floating types, -1 of integers; and numbers that no tolerance hides, 1.5e13 of float32
 LEVELS = ("avx2", "avx512")
 _EMULATED = {"avx512bf16": BFLOAT16_EMULATED, "avxvnni": VNNI_EMULATED}
 _MANY = 4  # cases of a test, from which on some rest
@@ -76,17 +76,23 @@ class Case:
     atol: float = 0.0
     label: str = ""
     template: str = ""  # that must take it, if given
+    unwritten: int | None = None  # what each byte of the outputs holds at first where a kernel may leave some as they were
     got: list[np.ndarray] = field(default_factory=list)
 
     def check(self) -> None:
         for name, got, expected in zip(self.group.outputs, self.got, self.expected, strict=True):
             assert got.shape == expected.shape, self.label
             if got.dtype.kind in "biu":
-                np.testing.assert_array_equal(got, expected, f"{self.label}: {name}")
+                np.testing.assert_array_equal(plain(got), plain(expected), f"{self.label}: {name}")
             else:
                 kind = np.complex128 if got.dtype.kind == "c" else np.float64
                 pair = (np.asarray(got, kind), np.asarray(expected, kind))
                 np.testing.assert_allclose(*pair, self.rtol, self.atol, err_msg=f"{self.label}: {name}")
+
+
+def plain(array: np.ndarray) -> np.ndarray:
+    """The bytes of truth values: NumPy takes every byte but 0 for True, the next kernel takes them for 0 and 1."""
+    return array.view(np.uint8) if array.dtype == bool else array
 
 
 def type_of(array: np.ndarray) -> TensorType:
@@ -199,7 +205,8 @@ def run(cases: Sequence[Case], target: Target) -> None:
 
     Each kernel is dealt to the target's threads, however little it has to do, and gives the same bits in each of these runs: on
     threads, with pages that nobody may touch right before its buffers; on threads, with such pages right behind them; its tasks
-    one by one, none of which sees what another writes, nor writes where another does; its tasks in reverse.
+    one by one, none of which sees what another writes, nor writes where another does; its tasks in reverse. What its outputs and
+    its workspace hold before differs from run to run.
     And all of this with each output in place of an operand whose memory it may take.
     """
     if not cases:
@@ -210,16 +217,16 @@ def run(cases: Sequence[Case], target: Target) -> None:
     for case, kernel, (function, detector) in zip(cases, kernels, loaded, strict=True):
         one = _Run(case, kernel, function)
         again = {position - len(kernel.operands) for position in read_back(kernel.function)}
-        first = one.outputs(_on_threads, at_end=False)
+        first = one.outputs(_on_threads, POISONS[0], at_end=False)
         for pair in (None, *(() if case.group.enclosing else kernel.inplace)):
             read = again if pair is None else again | {pair[0]}
-            for how, way, at_end in (
-                ("at another place", _on_threads, True),
-                ("with its tasks apart", partial(detector.tasks_apart, read_back=read, tasks=target.threads), False),
-                ("with its tasks in reverse", partial(detector.tasks_backwards, tasks=target.threads), True),
+            for how, way, poison, at_end in (
+                ("at another place", _on_threads, POISONS[1], True),
+                ("with its tasks apart", partial(detector.tasks_apart, read_back=read, tasks=target.threads), POISONS[0], False),
+                ("with its tasks in reverse", partial(detector.tasks_backwards, tasks=target.threads), POISONS[1], True),
             ):
                 where = "" if pair is None else f", output {pair[0]} in place of {kernel.operands[pair[1]].name}"
-                assert one.outputs(way, at_end, pair) == first, f"{case.label}: differs {how}{where}"
+                assert one.outputs(way, poison, at_end, pair) == first, f"{case.label}: differs {how}{where}"
         kinds = [case.group.types[name] for name in case.group.outputs]
         case.got = [np.frombuffer(out, kind.dtype).reshape(kind.shape) for out, kind in zip(first, kinds, strict=True)]
 
@@ -350,20 +357,21 @@ class _Run:
     kernel: BuiltKernel
     function: Callable[..., None]
 
-    def outputs(self, way: _Way, at_end: bool, shared: tuple[int, int] | None = None) -> list[bytes]:
-        """What the kernel writes into poisoned outputs, all its memory guarded on both sides, close behind if `at_end`.
+    def outputs(self, way: _Way, poison: int, at_end: bool, shared: tuple[int, int] | None = None) -> list[bytes]:
+        """What the kernel writes into outputs full of poison, all its memory guarded on both sides, close behind if `at_end`.
 
         It runs in the context that `way` makes of the memory that it may write; a pair of an output and an operand may have its
         memory `shared`.
         """
         operands = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in operands_of(self.case, self.kernel)]
-        read = [Guarded(array.nbytes, POISON, at_end=at_end) for array in operands]
+        read = [Guarded(array.nbytes, poison, at_end=at_end) for array in operands]
         for one, array in zip(read, operands, strict=True):
             one.bytes[:] = array
         group = self.case.group
-        sizes = [_end_bytes(group, name) for name in group.outputs]
-        scratch = [self.kernel.workspace_bytes] if self.kernel.workspace_bytes else []
-        written = [Guarded(size, POISON, at_end=at_end) for size in (*sizes, *scratch)]
+        before = poison if self.case.unwritten is None else self.case.unwritten
+        written = [Guarded(_end_bytes(group, name), before, at_end=at_end) for name in group.outputs]
+        if self.kernel.workspace_bytes:
+            written.append(Guarded(self.kernel.workspace_bytes, poison, at_end=at_end))
         places = [one.address for one in (*read, *written)]
         if shared is not None:
             written[shared[0]].bytes[:] = operands[shared[1]]
@@ -376,7 +384,7 @@ class _Run:
         assert all(np.array_equal(one.bytes, array) for one, array in zip(read, operands, strict=True)), (
             f"{label}: writes to its operands"
         )
-        return [_part(group, name, one.bytes) for name, one in zip(group.outputs, written, strict=False)]
+        return [_part(group, name, one.bytes, before) for name, one in zip(group.outputs, written, strict=False)]
 
 
 def _end_bytes(group: Group, name: str) -> int:
@@ -386,14 +394,14 @@ def _end_bytes(group: Group, name: str) -> int:
     return kind.bytes_of(last + 1) if kind.elements else 0
 
 
-def _part(group: Group, name: str, memory: np.ndarray) -> bytes:
-    """The elements of an output, between which all bytes must still be poison."""
+def _part(group: Group, name: str, memory: np.ndarray, before: int) -> bytes:
+    """The elements of an output, between which all bytes must still be what they were before."""
     if name not in group.enclosing:
         return memory.tobytes()
     kind, shape = group.types[name], group.enclosing[name]
     strides = [kind.bytes_of(prod(shape[axis + 1 :])) for axis in range(len(shape))]
     elements = np.lib.stride_tricks.as_strided(memory.view(kind.dtype), kind.shape, strides)
     found = elements.tobytes()
-    elements.view(np.uint8)[...] = POISON
-    assert (memory == POISON).all(), f"{name}: writes between its rows"
+    elements.view(np.uint8)[...] = before
+    assert (memory == before).all(), f"{name}: writes between its rows"
     return found

@@ -17,7 +17,7 @@ from prefuse.runtime.symbolic.sizes import Dim, Domain, Size
 from prefuse.runtime.target import Target
 
 from .guarded import Guarded
-from .harness import OPSET, POISON, Case, _load, operands_of, operator
+from .harness import OPSET, POISONS, Case, _load, operands_of, operator
 
 Shape: TypeAlias = Sequence[int | str]  # numbers, and names of dimensions, maybe with a factor and a summand: "2*T+1"
 _DIMENSION = re.compile(r"(?:(\d+)\*)?([A-Z]+)(?:\+(\d+))?")
@@ -58,15 +58,15 @@ def run_at(kernel: BuiltKernel, target: Target, domain: Domain, cases: Mapping[i
         assert domain.serves(sizes), f"{sizes} is cut off: {domain.cuts}"
         table = np.array([sizes[dim.name] for dim in domain.dims], np.int32)
         arrays = {**case.arrays, DIMENSIONS: table}
-        for at_end in (True, False):
+        for at_end, poison in zip((True, False), POISONS, strict=True):
             given = operands_of(replace(case, arrays=arrays), kernel)
             operands = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in given]
-            read = [Guarded(array.nbytes, POISON, at_end=at_end) for array in operands]
+            read = [Guarded(array.nbytes, poison, at_end=at_end) for array in operands]
             for one, array in zip(read, operands, strict=True):
                 one.bytes[:] = array
             made = [np.empty(case.expected[n].shape, case.group.types[name].dtype) for n, name in enumerate(case.group.outputs)]
-            written = [Guarded(array.nbytes, POISON, at_end=at_end) for array in made]
-            scratch = [Guarded(kernel.workspace_bytes, POISON, at_end=at_end)] if kernel.workspace_bytes else []
+            written = [Guarded(array.nbytes, poison, at_end=at_end) for array in made]
+            scratch = [Guarded(kernel.workspace_bytes, poison, at_end=at_end)] if kernel.workspace_bytes else []
             function(*(one.address for one in (*read, *written, *scratch)))
             assert all(one.is_untouched() for one in (*read, *written, *scratch)), f"{case.label}: writes outside"
             case.got = [

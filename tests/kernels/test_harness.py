@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -82,6 +83,19 @@ def writes_an_operand(builder: KernelBuilder, x: Buffer, y: Buffer, task: Expr) 
         builder.store(y, task * HALF + i, x[task * HALF + i])
 
 
+def adds_to_scratch(builder: KernelBuilder, x: Buffer, y: Buffer, task: Expr) -> None:
+    """Sums begin with whatever the workspace holds."""
+    scratch = builder.workspace(LENGTH, "float32")
+    with builder.loop(HALF) as i:
+        builder.store(scratch, task * HALF + i, scratch[task * HALF + i] - x[task * HALF + i])
+        builder.store(y, task * HALF + i, scratch[task * HALF + i])
+
+
+def stores_no_zeros(builder: KernelBuilder, x: Buffer, y: Buffer, task: Expr) -> None:
+    with builder.loop(HALF) as i, builder.when(x[task * HALF + i] > 0.0):
+        builder.store(y, task * HALF + i, -x[task * HALF + i])
+
+
 def tried(body: Body, monkeypatch: pytest.MonkeyPatch, inplace: tuple[tuple[int, int], ...] = ()) -> None:
     monkeypatch.setattr(harness, "build_kernel", lambda group, target: replace(kernel(body), inplace=inplace))
     check([operator("Neg", np.arange(LENGTH, dtype=np.float32))], TARGET)
@@ -111,12 +125,23 @@ def test_what_may_be_done_in_place_passes(monkeypatch: pytest.MonkeyPatch) -> No
         (twice_in_place, "8 bytes of buffer 0 have two writers"),
         (reads_the_other, "differs"),
         (writes_an_operand, "writes to its operands"),
+        (adds_to_scratch, "differs at another place"),
+        (stores_no_zeros, "differs at another place"),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )
 def test_faults_are_noticed(body: Body, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match=message):
         tried(body, monkeypatch)
+
+
+def test_truth_is_one() -> None:
+    """Every other byte that NumPy takes for True is not what the next kernel reads."""
+    case = operator("Not", np.array([False, True]))
+    for stored in (b"\1\0", b"\xff\0"):
+        case.got = [np.frombuffer(stored, bool)]
+        with nullcontext() if stored[0] == 1 else pytest.raises(AssertionError, match="Not23"):
+            case.check()
 
 
 def test_equal_kernels_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

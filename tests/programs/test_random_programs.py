@@ -1,4 +1,4 @@
-"""Random small models, compiled whole, against onnx.reference: from an arena of garbage, on inputs at odd addresses, on threads.
+"""Random small models, compiled whole, against onnx.reference: from memory of garbage, on inputs at odd addresses, on threads.
 
 Half of them are dealt to two threads, however little there is to do. Those give the same bits with the tasks of each parallel
 region one by one, none of which sees what another leaves in the arena, and with these tasks in reverse.
@@ -22,7 +22,9 @@ from hypothesis import strategies as st
 from prefuse.compiler.debugging.oracle import random_inputs, relative_error, run_model
 from prefuse.runtime import native
 from prefuse.runtime.executor import CompiledModel, arena_bytes
+from prefuse.runtime.plan import Port
 from prefuse.runtime.plan_checker import check_plan
+from prefuse.tests.kernels.harness import POISONS
 from prefuse.tests.kernels.race_detector import RaceDetector
 from prefuse.tests.models.program_strategies import programs
 from prefuse.tests.sample import sample_number
@@ -41,18 +43,24 @@ def misaligned(array: np.ndarray) -> np.ndarray:
     return copy
 
 
-def run_poisoned(net: CompiledModel, inputs: list[np.ndarray], way: _Way = lambda _: nullcontext(())) -> tuple[np.ndarray, ...]:
-    """The model's outputs, computed in an arena full of 0xAB, in the context that `way` makes of the arena's bytes."""
+def run_poisoned(
+    net: CompiledModel, inputs: list[np.ndarray], poison: int, way: _Way = lambda _: nullcontext(())
+) -> tuple[np.ndarray, ...]:
+    """The model's outputs, computed in an arena and into arrays full of a byte, in the context that `way` makes of the arena."""
     context = net.context()
     size = arena_bytes(net.plan)
     arena = context._device.allocate(size)
-    ctypes.memset(arena.address, 0xAB, size)
+    ctypes.memset(arena.address, poison, size)
     context._invocation = context._executable.bind(arena)
     with way([np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(arena.address))]) as races:
-        result = context(*inputs)
+        result = context(*inputs, out=tuple(None if port.extents else _poisoned(port, poison) for port in net.outputs))
     assert not races
     assert isinstance(result, np.ndarray | tuple)
     return result if isinstance(result, tuple) else (result,)
+
+
+def _poisoned(port: Port, poison: int) -> np.ndarray:
+    return np.full(port.type.size_bytes, poison, np.uint8).view(port.type.dtype).reshape(port.type.shape)
 
 
 @contextmanager
@@ -89,16 +97,20 @@ def test_compiled_programs_agree_with_the_reference(model: ir.Model, is_dealt: b
         reject()  # a branch that the data decide
     assert not check_plan(net.plan)
     arrays = [misaligned(inputs[port.name]) for port in net.inputs]
-    first, second = run_poisoned(net, arrays), run_poisoned(net, [a.copy() for a in arrays])
+    first, second = run_poisoned(net, arrays, POISONS[0]), run_poisoned(net, [a.copy() for a in arrays], POISONS[1])
     for port, one, two, wanted in zip(net.outputs, first, second, expected, strict=True):
         assert (one.dtype, one.shape) == (wanted.dtype, wanted.shape), port.name
-        assert one.tobytes() == two.tobytes(), f"{port.name} depends on the arena, or on what threads do first"
+        assert one.tobytes() == two.tobytes(), f"{port.name} depends on what was in memory, or on what threads do first"
         tolerance = 1e-5 if one.dtype.kind == "f" else 0.0
         assert relative_error(one, wanted) <= tolerance, port.name
     for detector in detectors:
-        for way in (
-            partial(detector.tasks_apart, read_back=(), tasks=THREADS),
-            partial(detector.tasks_backwards, tasks=THREADS),
+        for poison, way in zip(
+            POISONS,
+            (
+                partial(detector.tasks_apart, read_back=(), tasks=THREADS),
+                partial(detector.tasks_backwards, tasks=THREADS),
+            ),
+            strict=True,
         ):
-            again = run_poisoned(net, arrays, way)
+            again = run_poisoned(net, arrays, poison, way)
             assert [array.tobytes() for array in again] == [array.tobytes() for array in first]

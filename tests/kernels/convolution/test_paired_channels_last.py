@@ -12,7 +12,6 @@ from prefuse.kernels.groups.group import Group
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
 
-from .. import harness
 from ..harness import LEVELS, Case, check, check_in_turn, run, target_of
 from .channels_last_cases import convolution, joined, transposed
 
@@ -111,9 +110,8 @@ def test_convolutions_of_bfloat16(level: str) -> None:
 
 
 @pytest.mark.parametrize(("level", "threads"), DEALT)
-def test_convolutions_of_odd_channels(level: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolutions_of_odd_channels(level: str, threads: int) -> None:
     """What lies beside an odd channel is zero, whatever was where the image is copied to: NaN by a weight of zero is NaN."""
-    monkeypatch.setattr(harness, "POISON", 0xFF)
     check_in_turn(odd_convolutions(), level, [name for name, _ in DEALT], threads=threads)
 
 
