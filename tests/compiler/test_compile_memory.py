@@ -14,12 +14,14 @@ from prefuse.tests.sample import every
 _LAYERS, _WIDTH = 8, 1024  # 4 MiB of weights each
 _LIMIT = 2.5  # bytes of memory for a byte of weights, beyond what any model takes
 
+# Peaks are those of the process itself: ru_maxrss begins with that of the process that started it, which holds far more.
 _CHILD = """
-import resource, sys, prefuse
+import sys, prefuse
+from prefuse.tests.memory.child import resident
 
 def peak_bytes(path):
     prefuse.compile(path, cache=False)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return resident("VmHWM")
 
 first = peak_bytes(sys.argv[1])
 print(peak_bytes(sys.argv[2]) - first)
@@ -57,4 +59,4 @@ def test_memory_is_in_proportion_to_the_weights(tmp_path: Path, scaled: bool) ->
     weight_bytes = products(large, _LAYERS, _WIDTH, scaled=scaled)
     child = [sys.executable, "-c", _CHILD, str(small), str(large)]
     result = subprocess.run(child, capture_output=True, text=True, check=True)
-    assert int(result.stdout) <= _LIMIT * weight_bytes
+    assert 0.5 * weight_bytes <= int(result.stdout) <= _LIMIT * weight_bytes
