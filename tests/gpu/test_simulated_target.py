@@ -19,6 +19,7 @@ from prefuse.runtime.errors import CompileError, DeviceError, OptionError, Progr
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.target import Target
 
+from ..runtime.changed_archives import with_text
 from ..sample import every
 from .simulator import need_compiler
 from .test_device import expected, inputs, run, small_model
@@ -79,9 +80,9 @@ def test_a_network(target: str, tmp_path: Path) -> None:
     net.save(path)
     again = prefuse.load(path)(x)
     np.testing.assert_array_equal(np.asarray(again), y.numpy())
-    damaged = path.read_bytes().replace(b"simulated.so", b"kernels.cubi")
+    damaged = with_text(path.read_bytes(), b"simulated.so", b"kernels.cubi")
     (tmp_path / "damaged.prefuse").write_bytes(damaged)
-    with pytest.raises(ProgramFileError):
+    with pytest.raises(ProgramFileError, match="not the members of a program"):
         prefuse.load(tmp_path / "damaged.prefuse")
 
 

@@ -199,8 +199,9 @@ def test_broken_files_are_refused(net: CompiledModel, tmp_path: Path) -> None:
     before = {name: session.states[name] for name in session.states}
     broken = [b"", sound[:100], sound[: len(sound) // 2], sound.replace(b"\x80?", b"\x80@")]
     for content in broken:
+        assert content != sound
         path.write_bytes(content)
-        with pytest.raises(ProgramFileError):
+        with pytest.raises(ProgramFileError, match="no sound file of states"):
             session.states.load(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("states.json", json.dumps([1, 2]))

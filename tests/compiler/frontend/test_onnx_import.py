@@ -249,7 +249,8 @@ def test_tensor_of_a_type_that_is_none(place: str, data_type: int) -> None:
         constant = onnx.helper.make_node("Constant", [], ["w"])
         constant.attribute.append(onnx.AttributeProto(name="value", type=onnx.AttributeProto.TENSOR, t=tensor))
         nodes.insert(0, constant)
-    with pytest.raises(InvalidModelError):
+    is_read = (place, data_type) == ("initializer", 99)  # by onnx_ir, before we see it
+    with pytest.raises(InvalidModelError, match="is no valid" if is_read else f"data type {data_type}, which ONNX does not"):
         import_model(model)
 
 
@@ -312,7 +313,7 @@ def test_things_that_are_no_model(tmp_path: Path) -> None:
 def test_graph_that_breaks_single_assignment() -> None:
     model = proto()
     model.graph.node[0].output[0] = "y"
-    with pytest.raises(InvalidModelError):
+    with pytest.raises(InvalidModelError, match="is no valid ONNX model"):
         import_model(model)
 
 

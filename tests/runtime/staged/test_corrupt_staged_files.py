@@ -131,16 +131,16 @@ def test_any_value_in_any_place_is_a_model_or_one_error(nested: StagedModel, nes
 
 def test_constants_lie_inside_their_member() -> None:
     mapped = np.zeros(128, np.uint8)
-    for entry in (
-        {"type": [[4], "float32"], "offset": 128},
-        {"type": [[33], "float32"], "offset": 0},
-        {"type": [[4], "float32"], "offset": 4},
-        {"type": [[4], "float32"], "offset": -64},
-        {"type": [[4], "object"], "offset": 0},
-        {"shape": [2], "strings": ["a"]},
-        {"shape": [1], "strings": [1]},
+    for entry, fault in (
+        ({"type": [[4], "float32"], "offset": 128}, "not in 128 bytes"),
+        ({"type": [[33], "float32"], "offset": 0}, "not in 128 bytes"),
+        ({"type": [[4], "float32"], "offset": 4}, "not in 128 bytes"),
+        ({"type": [[4], "float32"], "offset": -64}, "not in 128 bytes"),
+        ({"type": [[4], "object"], "offset": 0}, "unknown element type"),
+        ({"shape": [2], "strings": ["a"]}, "do not fill their shape"),
+        ({"shape": [1], "strings": [1]}, "do not fill their shape"),
     ):
-        with pytest.raises(DataError):
+        with pytest.raises(DataError, match=fault):
             staged_file._constant(entry, mapped)
 
 
