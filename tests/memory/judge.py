@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +26,11 @@ from prefuse.runtime.report import size
 from prefuse.tests.models.chains import product_chain
 
 from .child import digest
+from .control_group import control_group
 from .graphs import random_graph
 
 ABOVE_BYTES = 32 << 20  # that a process may take above its limit and what it took before it loaded the program
 _TELLING_BYTES = 24 << 20  # that a limit saves: then the program without one takes more, by half of that at least
-_GROUPS = (  # of versions 1 and 2 of control groups: where they are made, and the file of a group's limit
-    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
-    (Path("/sys/fs/cgroup"), "memory.max"),
-)
 _LATE = 2  # calls whose reads come late
 _AMOUNT = re.compile(r"\(([\d.]+ \w+) would do\)")  # in the error of a limit that is too small
 
@@ -205,31 +201,3 @@ def child(group: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[s
     # By a shell, which is small: what its parent had resident counts in a process's own ru_maxrss.
     command = ["/bin/sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-m", "prefuse.tests.memory.child", group, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-@contextmanager
-def control_group(limit_bytes: int) -> Iterator[Path | None]:
-    """A group of processes that together take no more than so many bytes: what takes more is killed. None where the system
-    lets nobody make one."""
-    group = next((made for folder, name in _GROUPS if (made := _made_group(folder, name, limit_bytes)) is not None), None)
-    try:
-        yield group
-    finally:
-        if group is not None:
-            group.rmdir()
-
-
-def _made_group(folder: Path, name: str, limit_bytes: int) -> Path | None:
-    """A new group in a folder, whose file of that name has the limit; None where there is no such thing."""
-    try:
-        group = Path(tempfile.mkdtemp(prefix="prefuse-test-", dir=folder))
-    except OSError:
-        return None
-    try:
-        if (group / name).exists():  # a folder that is no group has none
-            (group / name).write_text(str(limit_bytes))
-            return group
-    except OSError:
-        pass
-    group.rmdir()
-    return None
