@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from prefuse.tests.cpu_seconds import CpuSeconds
+from prefuse.tests.same_numbers import begin_again
 from prefuse.tests.sample import DEAR, VARIABLE, WHOLE, sample_number, share
 from prefuse.tests.translation_table import keep_translation_table
 
@@ -61,6 +62,18 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What fixtures draw is the same in each run, whichever of their tests is the first."""
+    begin_again()
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """And what a test draws, whether or not it is the first."""
+    begin_again()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

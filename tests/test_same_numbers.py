@@ -1,0 +1,16 @@
+"""Each test draws what it draws alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+RNG = np.random.default_rng(3)
+FIRST = np.random.default_rng(3).integers(1 << 40)
+
+
+@pytest.mark.parametrize("time", range(2))
+def test_numbers_do_not_depend_on_tests_before(time: int) -> None:
+    assert RNG.integers(1 << 40) == FIRST
+    assert torch.rand(()) == torch.rand((), generator=torch.Generator().manual_seed(0))
