@@ -10,7 +10,7 @@ import prefuse
 from hypothesis import HealthCheck, event, given, seed, settings
 from hypothesis import strategies as st
 from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE
-from prefuse.runtime.errors import CompileError
+from prefuse.runtime.errors import MemoryLimitError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import COMPUTE, SCRATCH, Copy, planned_bytes
 from prefuse.runtime.plan_checker import check_plan
@@ -19,6 +19,7 @@ from prefuse.tests.sample import sample_number
 
 EXAMPLES = int(os.environ.get("PREFUSE_TEST_EXAMPLES", "100")) // 10
 PIPELINE = DEFAULT_PIPELINE.replace("schedule-prefetch", "schedule-prefetch{min-bytes=1}")
+ON_DEMAND = PIPELINE.replace("min-bytes=1", "min-bytes=1,on-demand=true")
 
 
 @st.composite
@@ -61,33 +62,52 @@ def graphs(draw: st.DrawFn) -> ir.Model:
     return ir.from_onnx_text(text, initializers=[ir.tensor(array, name=name) for name, array in used.items()])
 
 
-@settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-@seed(sample_number())
-@given(graphs(), st.floats(0.4, 0.95), st.booleans())
-def test_limited_programs_give_the_same_bits(model: ir.Model, share: float, on_demand: bool) -> None:
+def test_limited_programs_give_the_same_bits() -> None:
+    """Most of them within less than the whole; for a limit that is too little the error names one that is not."""
+    limited = []
+
+    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @seed(sample_number())
+    @given(graphs(), st.floats(0.4, 0.95), st.booleans())
+    def judge(model: ir.Model, share: float, on_demand: bool) -> None:
+        limited.append(is_limited(model, share, ON_DEMAND if on_demand else PIPELINE))
+
+    judge()
+    assert sum(limited) >= len(limited) / 2
+
+
+def within(model: ir.Model, limit: int, pipeline: str) -> CompiledModel | MemoryLimitError:
+    """The program within a limit, or what refuses it."""
+    try:
+        net = prefuse.compile(model, threads=2, cache=False, memory_limit=limit, pipeline=pipeline)
+    except MemoryLimitError as error:
+        return error
+    assert isinstance(net, CompiledModel)
+    return net
+
+
+def is_limited(model: ir.Model, share: float, pipeline: str) -> bool:
+    """Compare a program within a share of its memory, or more where that is too little, with that without a limit; whether it
+    has less than all."""
     free = prefuse.compile(model, threads=2, cache=False)
     assert isinstance(free, CompiledModel)
     total = planned_bytes(free.plan)
-    pipeline = PIPELINE.replace("min-bytes=1", "min-bytes=1,on-demand=true") if on_demand else PIPELINE
-    limit, net = max(int(share * total), 1), None
-    for _ in range(4):
-        try:
-            net = prefuse.compile(model, threads=2, cache=False, memory_limit=limit, pipeline=pipeline)
-            break
-        except CompileError as error:
-            if error.where != "memory_limit" or size(limit) not in error.what:
-                raise
-            limit += (total - limit) // 2
-    if net is None:
-        event("too little")
-        return
-    assert isinstance(net, CompiledModel)
+    limit = max(int(share * total), 1)
+    net = within(model, limit, pipeline)
+    if isinstance(net, MemoryLimitError):
+        assert size(limit) in net.what
+        assert net.least_bytes > limit
+        limit = net.least_bytes
+        net = within(model, limit, pipeline)
+    assert isinstance(net, CompiledModel), net
     assert check_plan(net.plan) == ()
     assert planned_bytes(net.plan) <= limit
-    assert any(isinstance(step, Copy) and step.stream != COMPUTE for step in net.plan.steps)
+    moves = any(isinstance(step, Copy) and step.stream != COMPUTE for step in net.plan.steps)
+    assert moves or limit >= total
     if any(space.name == SCRATCH for space in net.plan.spaces):
         event("activations leave")
     x = np.random.default_rng(1).integers(0, 50, free.inputs[0].type.shape)
     expected = free(x)
     for _ in range(3):
         np.testing.assert_array_equal(net(x), expected)
+    return moves
