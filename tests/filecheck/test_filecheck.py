@@ -36,6 +36,8 @@ from prefuse.runtime.target import Target
 FOLDER = Path(__file__).parent
 FILES = sorted(FOLDER.glob("*/*.onnxtxt"))
 TOLERANCE = 1e-6  # folding may round once more or once less
+_WORDS = {"RUN", "REMARK", "NO-REMARK", "NOT-EXECUTED", "ENGINE", "TOLERANCE"}
+_WORDS |= {f"CHECK{kind}" for kind in ("", "-LABEL", "-NEXT", "-NOT", "-SAME", "-DAG", "-EMPTY")}
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,9 @@ def read_directives(text: str) -> Directives:
     def all_of(key: str) -> tuple[str, ...]:
         return tuple(re.findall(rf"^#\s*{key}:[ \t]*(.*?)[ \t]*$", text, re.MULTILINE))
 
+    words = re.findall(r"^#\s*([A-Z][A-Z-]*):", text, re.MULTILINE)
+    assert not set(words) - _WORDS, "a word that nobody reads"
+    assert any(word.startswith("CHECK") for word in words)
     (pipeline,) = all_of("RUN")
     assert "" not in all_of("NOT-EXECUTED"), "say why the model is not executed"
     engine: Engine = "onnxruntime" if "onnxruntime" in all_of("ENGINE") else "reference"
@@ -120,6 +125,8 @@ def test_every_folder_is_named_as_a_pass() -> None:
 
 def test_errors_are_noticed(tmp_path: Path) -> None:
     """The harness itself: one that accepts everything would pass every other test."""
+    with pytest.raises(AssertionError, match="a word that nobody reads"):
+        read_directives("# RUN: canonicalize\n# CHECK: graph @main\n# CHECK-NXT: }\n")
     checks = tmp_path / "checks.onnxtxt"
     checks.write_text("# CHECK: graph @main\n# CHECK-NEXT: %y = Relu(%x)\n")
     assert_matches(checks, "graph @main {\n    %y = Relu(%x)\n}\n")

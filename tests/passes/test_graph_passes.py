@@ -52,7 +52,7 @@ def assert_equal_results(before: ir.Model, after: ir.Model, engine: str = "refer
     assert list(actual) == list(expected)
     for name, array in expected.items():
         assert (actual[name].dtype, actual[name].shape) == (array.dtype, array.shape), name
-        np.testing.assert_allclose(actual[name], array, rtol=1e-4, atol=1e-4 * (1 + np.abs(array).max(initial=0)), err_msg=name)
+        np.testing.assert_allclose(actual[name], array, rtol=1e-5, atol=1e-5 * (1 + np.abs(array).max(initial=0)), err_msg=name)
 
 
 @pytest.mark.parametrize("pipeline", [*GRAPH_PASSES, ALL])

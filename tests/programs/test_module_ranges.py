@@ -63,7 +63,7 @@ def inputs(rows: int, tokens: int) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def check(net: Any, module: nn.Module, *given: Any, **named: Any) -> None:
-    """Like the module in float64, and twice the same bits."""
+    """Like the module, and twice the same bits."""
     found, again = net(*given, **named), net(*given, **named)
     with torch.no_grad():
         wanted = module(*given, **named)

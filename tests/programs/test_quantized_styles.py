@@ -124,16 +124,24 @@ def _of_onnxruntime(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> di
 
 
 def _check(model: onnx.ModelProto, inputs: dict[str, np.ndarray], share: float = 0.999, equal: float = 0.9) -> None:
-    """Of each rounded value at least `share` of the elements are within one step, and `equal` are the same."""
+    """Of each value at least `share` of the elements are within one step, of what rounds it last, and `equal` are the same."""
     expected = _of_onnxruntime(model, inputs)
     found = prefuse.compile(model, cache=False, threads=2)(**inputs)
     for (name, b), a in zip(expected.items(), found if isinstance(found, tuple) else (found,), strict=True):
         assert a.dtype == b.dtype
-        if a.dtype.kind in "iu":
-            steps = np.abs(a.astype(np.int64) - b)
-            assert np.ptp(b.astype(np.int64)) > 20, f"{name} is saturated"
-            assert (steps <= 1).mean() >= share, f"{name}: {steps.max()} steps"
-            assert (steps == 0).mean() >= equal, name
+        step = 1.0 if a.dtype.kind in "iu" else _step(model, name)
+        steps = np.abs(a.astype(np.float64) - b) / step
+        assert np.ptp(b.astype(np.float64)) > 20 * step, f"{name} is saturated"
+        assert (steps < 1.001).mean() >= share, f"{name}: {steps.max()} steps"
+        assert (steps < 0.001).mean() >= equal, name
+
+
+def _step(model: onnx.ModelProto, name: str) -> float:
+    """The scale by which an output is dequantized."""
+    (node,) = (node for node in model.graph.node if name in node.output)
+    assert node.op_type == "DequantizeLinear"
+    (scale,) = (numpy_helper.to_array(tensor) for tensor in model.graph.initializer if tensor.name == node.input[1])
+    return float(scale)
 
 
 def _cut(model: onnx.ModelProto) -> onnx.ModelProto:

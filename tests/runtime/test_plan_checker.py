@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from unittest import mock
@@ -40,6 +41,7 @@ from prefuse.runtime.plan_checker import check_plan, plan_faults
 from prefuse.runtime.symbolic.dims import Dim
 from prefuse.runtime.target import Target
 from prefuse.tests.models.plan_strategies import plans, simulated_faults
+from prefuse.tests.scaling import assert_scales
 
 BYTES = 256
 KIND = TensorType((64,), "float32")
@@ -374,17 +376,19 @@ def test_shortened_lifetimes_are_rejected(plan: Plan, data: st.DataObject) -> No
     assert check_plan(mutant) or not simulated_faults(mutant)
 
 
-def test_time_is_near_linear() -> None:
-    """A chain of 4,000 launches, all of whose buffers start at the same two places, is checked in seconds at most."""
-    names = ["x", *(f"h{i}" for i in range(4000)), "y"]
-    buffers = [Buffer(n, Role.ACTIVATION, BYTES, "arena", BYTES * (i % 2)) for i, n in enumerate(names[1:-1])]
-    steps = tuple(Launch("k", (whole(a),), (whole(b),)) for a, b in pairwise(names))
-    plan = replace(
-        example(),
-        buffers=(Buffer("x", Role.INPUT, BYTES, "caller"), Buffer("y", Role.OUTPUT, BYTES, "caller"), *buffers),
-        steps=steps,
-    )
+def right(plan: Plan) -> None:
     assert check_plan(plan) == ()
+
+
+def test_buffers_in_the_same_two_places_take_near_linear_time() -> None:
+    def prepared(launches: int) -> Callable[[], None]:
+        names = ["x", *(f"h{i}" for i in range(launches)), "y"]
+        buffers = [Buffer(n, Role.ACTIVATION, BYTES, "arena", BYTES * (i % 2)) for i, n in enumerate(names[1:-1])]
+        ports = Buffer("x", Role.INPUT, BYTES, "caller"), Buffer("y", Role.OUTPUT, BYTES, "caller")
+        steps = tuple(Launch("k", (whole(a),), (whole(b),)) for a, b in pairwise(names))
+        return partial(right, replace(example(), buffers=(*ports, *buffers), steps=steps))
+
+    assert_scales(prepared, 1000, 4000, 10)
 
 
 def test_many_streams_are_a_fault() -> None:
@@ -414,13 +418,14 @@ def test_many_readers_of_one_place_take_linear_time() -> None:
 
 
 def test_many_writes_of_a_step_take_linear_time() -> None:
-    plan = example()
-    parts = tuple(Region("o", 64 * index, 64) for index in range(20_000))
-    reads = (Region("x", 0, 64),) * 20_000
-    spaces = (*plan.spaces[:2], Space("arena", 1024 + 64 * 20_000, 1024 + 64 * 20_000))
-    buffers = (*plan.buffers, Buffer("o", Role.ACTIVATION, 64 * 20_000, "arena", 1024))
-    many = replace(plan, steps=(*plan.steps, Host("Split", reads, parts)), buffers=buffers, spaces=spaces)
-    assert check_plan(many) == ()
+    def prepared(count: int) -> Callable[[], None]:
+        plan, end = example(), 1024 + 64 * count
+        parts = tuple(Region("o", 64 * index, 64) for index in range(count))
+        buffers = (*plan.buffers, Buffer("o", Role.ACTIVATION, 64 * count, "arena", 1024))
+        steps = (*plan.steps, Host("Split", (Region("x", 0, 64),) * count, parts))
+        return partial(right, replace(plan, steps=steps, buffers=buffers, spaces=(*plan.spaces[:2], Space("arena", end, end))))
+
+    assert_scales(prepared, 4000, 16_000, 10)
 
 
 def test_the_first_of_many_faults_is_found_at_once() -> None:

@@ -139,11 +139,14 @@ def test_a_broken_file_is_an_error_that_names_it(path: Path, content: bytes) -> 
     assert path.read_bytes() == content
 
 
-def test_a_broken_default_file_is_a_warning() -> None:
+def test_a_broken_default_file_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And the shipped table counts."""
+    monkeypatch.setattr(tuning_database, "SHIPPED", tmp_path / "shipped.json")
+    add_findings(tmp_path / "shipped.json", HERE, {"p": FOUND})
     default_database().parent.mkdir()
     default_database().write_bytes(b"{")
     with pytest.warns(UserWarning, match=r"tuning\.json"):
-        assert known_configurations(True, TARGET, "float32") == known_configurations(True, TARGET, "float32")
+        assert known_configurations(True, TARGET, "float32") == {"p": {"tile": "6x4"}}
 
 
 def test_a_file_that_is_not_there_is_an_error(path: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prefuse.runtime.streaming import rate
@@ -25,21 +25,19 @@ def test_a_file_is_read_at_some_rate(file: SampleFile) -> None:
     assert file.read(lambda: True) == 0
 
 
-def test_work_that_reads_do_not_touch(file: SampleFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It sleeps: how long does not depend on who reads."""
-    monkeypatch.setattr(rate, "_PAIR_SECONDS", 0.08)
-    taken = sorted(cores_taken(file, lambda: time.sleep(0.02), threads=2))
-    assert abs(taken[len(taken) // 2]) < 0.7
-
-
-def test_work_that_takes_twice_as_long_beside_reads(file: SampleFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two threads one core is gone where both take half as much again."""
-    monkeypatch.setattr(rate, "_PAIR_SECONDS", 0.08)
+@pytest.mark.parametrize(("beside", "cores"), [(0.02, 0.0), (0.03, 1.0), (0.04, 2.0)])
+def test_cores_that_reads_take(file: SampleFile, monkeypatch: pytest.MonkeyPatch, beside: float, cores: float) -> None:
+    """Of two threads one core is gone where both take half as much again; by a clock that only the work moves."""
+    now = 0.0
 
     def work() -> None:
-        is_reading = any(thread.name == "prefuse-reads" for thread in threading.enumerate())
-        time.sleep(0.03 if is_reading else 0.02)
+        nonlocal now
+        now += beside if is_reading() else 0.02
 
-    taken = sorted(cores_taken(file, work, threads=2))
-    assert taken[len(taken) // 2] == pytest.approx(1.0, abs=0.5)
-    assert all(thread.name != "prefuse-reads" for thread in threading.enumerate())
+    monkeypatch.setattr(rate, "time", SimpleNamespace(perf_counter=lambda: now))
+    assert cores_taken(file, work, threads=2) == pytest.approx([cores] * rate._PAIRS)
+    assert not is_reading()
+
+
+def is_reading() -> bool:
+    return any(thread.name == "prefuse-reads" for thread in threading.enumerate())
