@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ import torch
 import transformers
 from prefuse.compiler.frontend import torch_export
 from prefuse.compiler.frontend.pytree import flatten
+from prefuse.compiler.lowering.gpu.simulator.library import find_compiler
 from prefuse.runtime.precision import PRECISIONS, Precision
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -34,6 +34,12 @@ from .table import table
 
 _OF_TRANSFORMERS = [name for name, one in ZOO.items() if isinstance(one, Architecture)]
 _STRIDE = len(_OF_TRANSFORMERS) // 2  # two a day, each in two precisions
+_NOT_EXPORTED = {"led", "longformer", "nystromformer", "switch-transformers"}  # by this torch
+
+
+def is_right(result: Result) -> bool:
+    """Whether a result is good, and torch exports what it can export."""
+    return result.is_good and (result.outcome == "not exported by torch") <= (result.name in _NOT_EXPORTED)
 
 
 def precisions_of_the_day(place: int) -> tuple[Precision, Precision]:
@@ -45,17 +51,17 @@ def precisions_of_the_day(place: int) -> tuple[Precision, Precision]:
 @pytest.mark.parametrize("name", every(_STRIDE, _OF_TRANSFORMERS))
 def test_what_torch_exports_agrees(name: str) -> None:
     for result in judge(name, precisions_of_the_day(_OF_TRANSFORMERS.index(name))):
-        assert result.is_good, f"{result.precision}: {result.detail}"
+        assert is_right(result), f"{result.precision}: {result.detail}"
 
 
 @pytest.mark.parametrize("target", ["cuda-sim", "rocm-sim"])
 @pytest.mark.parametrize("name", every(len(_OF_TRANSFORMERS), _OF_TRANSFORMERS))
 def test_on_a_simulated_gpu(name: str, target: str) -> None:
     """One a day, in a precision that changes with it; a race is a failure."""
-    if not shutil.which("g++"):
+    if not find_compiler():
         pytest.skip("the simulators need g++")
     (result,) = judge(name, (PRECISIONS[sample_number() % len(PRECISIONS)],), target)
-    assert result.is_good, f"{result.precision}: {result.detail}"
+    assert is_right(result), f"{result.precision}: {result.detail}"
 
 
 def test_samples_in_a_row_hold_all_architectures_in_all_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,5 +307,5 @@ def test_compiled_for_a_gpu(name: str, target: str) -> None:
     (result,) = judge(name, (PRECISIONS[sample_number() % len(PRECISIONS)],), target)
     if re.search("this machine has (neither nvcc|no ld.lld)", result.detail):
         pytest.skip(result.detail)
-    assert result.is_good, f"{result.precision}: {result.detail}"
+    assert is_right(result), f"{result.precision}: {result.detail}"
     assert result.outcome == "not exported by torch" or result.grids
