@@ -30,14 +30,14 @@ def command(writing: int, items: Sequence[str]) -> list[str]:
 
 def test_faults_cost_only_their_item() -> None:
     items = ["one", "crash", "two", "fail", "three", "hang", "four"]
-    lines = list(supervised(command, items, "item", 3.0, time.monotonic() + 1e3))
+    lines = list(supervised(command, items, "item", 6.0, time.monotonic() + 1e3))
     measured = [line["item"] for line in lines if "process" in line]
     assert measured == items
     faults = {line["item"]: line["fault"] for line in lines if "fault" in line}
     assert faults.keys() == {"crash", "fail", "hang"}
     assert "the process ended with -6: an illegal access" in faults["crash"]
     assert faults["fail"] == "ValueError: no such file"
-    assert faults["hang"] == "stopped after 3 seconds"
+    assert faults["hang"] == "stopped after 6 seconds"
     assert len({line["process"] for line in lines if "process" in line}) == 4
 
 

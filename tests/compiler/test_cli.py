@@ -188,8 +188,9 @@ def test_doctor_fails_where_nothing_links(prefuse_cli: Terminal, monkeypatch: py
     assert "none (install binutils" in prefuse_cli("doctor", status=1)
 
 
-def test_doctor_measures_shows_and_forgets(prefuse_cli: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_measures_shows_and_forgets(prefuse_cli: Terminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """From then on "cpu" is estimated by what was measured, until it is forgotten; nothing is measured unasked."""
+    monkeypatch.setenv("PREFUSE_CACHE", str(tmp_path))  # of its own: a fit would last for other tests
     fit = Fit("2026-01-02T03:04:05+00:00", {"memory_bytes": 7.5}, {"memory_bytes": 0.01}, {"ghz": "99 is not between 0.5 and 7"})
     monkeypatch.setattr("prefuse.compiler.lowering.machine_fit.fit_host", lambda target, progress: fit)
     row = Target.parse("cpu").machine

@@ -118,8 +118,10 @@ def test_a_forked_process_has_a_file_of_its_own(spilled_file: Path, free: Compil
             status = int(not all(_is_right(session, 1, answers[1]) for _ in range(20)))
         finally:
             os._exit(status)
-    assert all(_is_right(session, 0, answers[0]) for _ in range(20))
-    _, status = os.waitpid(child, 0)
+    try:
+        assert all(_is_right(session, 0, answers[0]) for _ in range(20))
+    finally:
+        _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
 
 

@@ -155,8 +155,11 @@ def test_a_forked_process_has_workers_of_its_own(net: CompiledModel, x: np.ndarr
             status = int(not all(np.array_equal(np.asarray(net(x)), answer) for _ in range(20)) or workers() != 3)
         finally:
             os._exit(status)
-    assert all(np.array_equal(np.asarray(net(x)), answer) for _ in range(20))
-    assert os.waitpid(child, 0)[1] == 0
+    try:
+        assert all(np.array_equal(np.asarray(net(x)), answer) for _ in range(20))
+    finally:
+        _, ended = os.waitpid(child, 0)
+    assert ended == 0
 
 
 _EXIT = """
