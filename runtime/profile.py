@@ -105,8 +105,8 @@ class StepProfile:
         return self.bytes_moved / self.time_us * 1e6 if self.time_us else 0.0
 
     def roofline(self, limits: Limits) -> float:
-        """The fraction of the roofline; above 1 where the data lies in a cache, which is faster than memory, or where more is read than
-        written: a memory gives a reader more than what copies."""
+        """The fraction of the roofline; above 1 where the data lies in a cache, which is faster than memory, or where
+        more is read than written: a memory gives a reader more than what copies."""
         return limits.seconds(self.flops, self.bytes_moved, self.multiplies) / self.time_us * 1e6 if self.time_us else 0.0
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from prefuse.compiler.lowering.generation_code import build_generation_library
-from prefuse.kernels.generation.token_sampler import KEY_WORDS, SETTINGS as SETTING_NUMBERS, STOPS
+from prefuse.kernels.generation.token_sampler import KEY_WORDS, STOPS
+from prefuse.kernels.generation.token_sampler import SETTINGS as SETTING_NUMBERS
 from prefuse.runtime.generation import request
 from prefuse.runtime.generation.loop import GenerationLibrary
 from prefuse.runtime.target import Target
