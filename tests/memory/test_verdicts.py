@@ -11,7 +11,8 @@ import pytest
 
 from . import __main__ as command
 from . import judge
-from .judge import Verdict, control_group
+from .control_group import control_group
+from .judge import Verdict
 
 
 def test_known_faults_are_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,9 +44,8 @@ def test_a_program_that_keeps_no_limit_is_seen_beside_the_one_without(monkeypatc
     assert judge._beside_free([], Verdict("graph", "", 60 << 20, 30 << 20, taken=40 << 20)).fault == ""
 
 
-def test_a_folder_that_is_no_control_group_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of either version; and none stays behind."""
-    monkeypatch.setattr(judge, "_GROUPS", ((tmp_path / "absent", "memory.limit_in_bytes"), (tmp_path, "memory.max")))
+def test_without_control_groups_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefuse.tests.memory.control_group._ROOT", tmp_path)
     with control_group(1 << 20) as group:
         assert group is None
     assert list(tmp_path.iterdir()) == []
