@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 from prefuse.tests.cpu_seconds import CpuSeconds
+from prefuse.tests.one_thread import limit_pools, limit_sessions
 from prefuse.tests.same_numbers import begin_again
 from prefuse.tests.sample import DEAR, VARIABLE, WHOLE, sample_number, share
 from prefuse.tests.translation_table import keep_translation_table
 
 if TYPE_CHECKING:
     from prefuse.tests.models.exports import Exports
+
+limit_pools()  # before anything else that pytest loads imports them
 
 _SHARES = "PREFUSE_TEST_SHARES"  # of the environment of a run's processes: "1" where it draws a share of the cases
 
@@ -108,6 +111,13 @@ def quick_exports() -> None:
         keep_translation_table()
         keep_decompositions()
         _look_up_once()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lone_references() -> None:
+    """Where ONNX Runtime is imported, as it is by now in a run of all tests."""
+    if "onnxruntime" in sys.modules:
+        limit_sessions()
 
 
 @cache
