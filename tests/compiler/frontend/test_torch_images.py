@@ -17,25 +17,32 @@ SIZES = {"linear": (7,), "bilinear": (5, 7), "bicubic": (5, 7), "trilinear": (3,
 def test_resampling_by_fractions(mode: str, aligned: bool) -> None:
     """With aligned corners the exporter's form was 6 off: it kept the scale, where torch takes the quotient of the sizes."""
     x = torch.randn(2, 3, *SIZES[mode])
-    for scale in (1.7, 2.0, 0.6):
-        check(lambda x, s=scale: functional.interpolate(x, scale_factor=s, mode=mode, align_corners=aligned), x)
-    check(lambda x: functional.interpolate(x, size=SIZES[mode][::-1], mode=mode, align_corners=aligned), x)
+
+    def resampled(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        to_size = functional.interpolate(x, size=SIZES[mode][::-1], mode=mode, align_corners=aligned)
+        by_scale = {s: functional.interpolate(x, scale_factor=s, mode=mode, align_corners=aligned) for s in (1.7, 2.0, 0.6)}
+        return {"to a size": to_size, **{f"by {scale}": image for scale, image in by_scale.items()}}
+
+    check(resampled, x)
 
 
 @pytest.mark.parametrize("mode", SIZES)
 def test_resampling_to_one_pixel(mode: str) -> None:
     """It is in the middle, as all others are; by ONNX's pytorch_half_pixel it was the first one."""
-    x = torch.randn(1, 2, *[4] * len(SIZES[mode]))
-    check(lambda x: functional.interpolate(x, size=[1] * (x.ndim - 2), mode=mode, align_corners=False), x)
-    check(lambda x: functional.interpolate(x, scale_factor=0.25, mode=mode, align_corners=False), x)
+
+    def resampled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        by_size = functional.interpolate(x, size=[1] * (x.ndim - 2), mode=mode, align_corners=False)
+        return by_size, functional.interpolate(x, scale_factor=0.25, mode=mode, align_corners=False)
+
+    check(resampled, torch.randn(1, 2, *[4] * len(SIZES[mode])))
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 def test_volumes_at_places(mode: str, padding: str) -> None:
     x, grid = torch.randn(2, 3, 4, 5, 6), torch.rand(2, 3, 4, 2, 3) * 2.4 - 1.2
-    for aligned in (False, True):
-        check(lambda x, g, a=aligned: functional.grid_sample(x, g, mode, padding, align_corners=a), x, grid)
+    ways = (False, True)
+    check(lambda x, g: tuple(functional.grid_sample(x, g, mode, padding, align_corners=aligned) for aligned in ways), x, grid)
 
 
 def _both(affine: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -47,9 +54,15 @@ def test_normalization_by_the_batch_itself(has_affine: bool) -> None:
     """The exporter takes running means, also where a function is told to train."""
     x, mean, variance = torch.randn(4, 3, 5, 6) * 3 + 1, torch.randn(3), torch.rand(3) + 0.5
     affine = (torch.randn(3), torch.randn(3)) if has_affine else ()
-    check(lambda x, m, v, *a: functional.batch_norm(x, m.clone(), v.clone(), *_both(a), True), x, mean, variance, *affine)
-    check(lambda x, *a: functional.batch_norm(x, None, None, *_both(a), True), x, *affine)
-    check(lambda x, m, v, *a: functional.batch_norm(x, m, v, *_both(a), False), x, mean, variance, *affine)
+
+    def normalized(x: torch.Tensor, m: torch.Tensor, v: torch.Tensor, *affine: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {
+            "training": functional.batch_norm(x, m.clone(), v.clone(), *_both(affine), True),
+            "without means": functional.batch_norm(x, None, None, *_both(affine), True),
+            "by running means": functional.batch_norm(x, m, v, *_both(affine), False),
+        }
+
+    check(normalized, x, mean, variance, *affine)
 
 
 def test_running_means_are_renewed() -> None:
@@ -64,9 +77,13 @@ def test_running_means_are_renewed() -> None:
 def test_smooth_resampling_by_fractions(mode: str) -> None:
     """The exporter drops the scale, and takes the quotient of the sizes."""
     x = torch.randn(1, 2, 11, 13)
-    for scale in (0.37, 1.3, (0.6, 0.45)):
-        check(lambda x, s=scale: functional.interpolate(x, scale_factor=s, mode=mode, antialias=True), x)
-    check(lambda x: functional.interpolate(x, size=(5, 6), mode=mode, antialias=True), x)
+
+    def resampled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scales = (0.37, 1.3, (0.6, 0.45))
+        by_scale = [functional.interpolate(x, scale_factor=scale, mode=mode, antialias=True) for scale in scales]
+        return *by_scale, functional.interpolate(x, size=(5, 6), mode=mode, antialias=True)
+
+    check(resampled, x)
     with pytest.raises(UnsupportedModelError, match="antialias=True with align_corners=True"):
         check(lambda x: functional.interpolate(x, size=(5, 6), mode=mode, antialias=True, align_corners=True), x)
 
@@ -74,7 +91,10 @@ def test_smooth_resampling_by_fractions(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["linear", "nearest"])
 def test_sizes_are_counted_in_double_precision(mode: str) -> None:
     """5 times float32's 1.4 is less than 7, and 25 times its 1.16, rounded to it, is 29."""
-    for size, scale in ((5, 1.4), (25, 1.16), (25, 2.12)):
-        x = torch.arange(2.0 * size).reshape(1, 2, size)  # which of two neighbours is nearest may differ
-        tolerance = 1.0 if mode == "nearest" else 1e-3
-        check(lambda x, s=scale: functional.interpolate(x, scale_factor=s, mode=mode), x, tolerance=tolerance)
+
+    def resampled(*images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scaled = zip(images, (1.4, 1.16, 2.12), strict=True)
+        return tuple(functional.interpolate(x, scale_factor=scale, mode=mode) for x, scale in scaled)
+
+    images = [torch.arange(2.0 * size).reshape(1, 2, size) for size in (5, 25, 25)]
+    check(resampled, *images, tolerance=1.0 if mode == "nearest" else 1e-3)  # which of two neighbours is nearest may differ

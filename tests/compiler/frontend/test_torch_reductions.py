@@ -16,10 +16,12 @@ from .applied import check
 
 
 def test_greatest_and_least() -> None:
-    x = torch.randn(3, 4, 5)
-    check(lambda x: (torch.amax(x), torch.amin(x), x.amax((0, 2)), x.amin(-1, keepdim=True)), x)
-    check(lambda x: (*torch.aminmax(x), *torch.aminmax(x, dim=1), *torch.aminmax(x, dim=0, keepdim=True)), x)
-    check(lambda x: (torch.amax(x), *torch.aminmax(x)), torch.tensor(2.0))
+    def extremes(x: Tensor, number: Tensor) -> tuple[Tensor, ...]:
+        by_axes = torch.amax(x), torch.amin(x), x.amax((0, 2)), x.amin(-1, keepdim=True)
+        pairs = (*torch.aminmax(x), *torch.aminmax(x, dim=1), *torch.aminmax(x, dim=0, keepdim=True))
+        return *by_axes, *pairs, torch.amax(number), *torch.aminmax(number)
+
+    check(extremes, torch.randn(3, 4, 5), torch.tensor(2.0))
 
 
 def test_numbers_are_taken_before_none() -> None:
@@ -63,10 +65,12 @@ def test_bounds_of_which_one_has_a_fraction(dtype: torch.dtype) -> None:
 def test_norms(order: float) -> None:
     """Of all elements the exporter drops the axes that are kept; of a number it reduces an axis that is not there."""
     norm = torch.linalg.vector_norm
-    x = torch.randn(3, 4, 5) + 2
-    check(lambda x: (norm(x, order), norm(x, order, 1), norm(x, order, (0, 2), keepdim=True), norm(x, order, keepdim=True)), x)
-    check(lambda x: norm(x, order, dtype=torch.float64), x)
-    check(lambda x, y: (norm(x, order), functional.cosine_similarity(x, y, dim=0)), torch.tensor(-1.5), torch.tensor(2.0))
+
+    def norms(x: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        some = norm(x, order), norm(x, order, 1), norm(x, order, (0, 2), keepdim=True), norm(x, order, keepdim=True)
+        return *some, norm(x, order, dtype=torch.float64), norm(a, order), functional.cosine_similarity(a, b, dim=0)
+
+    check(norms, torch.randn(3, 4, 5) + 2, torch.tensor(-1.5), torch.tensor(2.0))
 
 
 def test_stable_sorts() -> None:
@@ -78,9 +82,14 @@ def test_stable_sorts() -> None:
 def test_second_names_bring_operands_to_one_type(name: str) -> None:
     """The exporter did so for torch.div, not for torch.divide."""
     numbers = (torch.randn(3, 4), torch.randint(1, 5, (3, 4)), torch.rand(3, 4) > 0.5, torch.randn(3, 4, dtype=torch.float64))
-    for a, b in product(numbers, numbers):
-        if name != "subtract" or torch.bool not in (a.dtype, b.dtype):
-            check(getattr(torch, name), a, b)
+    function = getattr(torch, name)
+
+    def of_all_pairs(*operands: Tensor) -> dict[str, Tensor]:
+        pairs = product(operands[:4], operands[4:])
+        legal = [(a, b) for a, b in pairs if name != "subtract" or torch.bool not in (a.dtype, b.dtype)]
+        return {f"{a.dtype}, {b.dtype}": function(a, b) for a, b in legal}
+
+    check(of_all_pairs, *numbers, *(one.clone() for one in numbers))
 
 
 def test_shares_of_classes_in_place_of_labels() -> None:
@@ -96,11 +105,13 @@ def test_scatters_with_a_reduction(reduce: str, dtype: torch.dtype) -> None:
     """The exporter took the last element for a mean. Of graph networks, whose nodes have any number of neighbours."""
     x, base = torch.randint(-5, 6, (7, 6)).to(dtype), torch.randint(-5, 6, (4, 6)).to(dtype)
     index = torch.randint(0, 3, (7, 6))  # the last row gets none
-    for own in (True, False):
-        check(lambda b, i, x, own=own: b.scatter_reduce(0, i, x, reduce, include_self=own), base, index, x)
-    check(lambda b, i, x: b.scatter_reduce(0, i[:5, :4], x, reduce), base, index, x)
-    if reduce != "sum":
-        check(lambda b, i, x: b.index_reduce(0, i[:, 0], x, reduce, include_self=False), base, index, x)
+
+    def scattered(b: Tensor, i: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        made = [b.scatter_reduce(0, i, x, reduce, include_self=own) for own in (True, False)]
+        made.append(b.scatter_reduce(0, i[:5, :4], x, reduce))
+        return *made, *([] if reduce == "sum" else [b.index_reduce(0, i[:, 0], x, reduce, include_self=False)])
+
+    check(scattered, base, index, x)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "amax"])
@@ -151,26 +162,34 @@ def test_slopes_and_signs_by_numbers(dtype: torch.dtype) -> None:
 
 def test_means_are_of_the_type_they_are_asked_for() -> None:
     """The exporter casts what ReduceMean gives: of integers a whole number."""
+
+    def means(x: Tensor, truths: Tensor, narrow: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        of_integers = x.mean(1, dtype=torch.float32), x.mean((0, 1), True, dtype=torch.float64)
+        of_truths = truths.mean(0, dtype=torch.float32), truths.mean(dtype=torch.float32)
+        of_narrow = narrow.mean(1, dtype=torch.float32), torch.mean(narrow, 0, dtype=torch.float64)
+        return *of_integers, *of_truths, *of_narrow, y.mean(0), y.mean(-1, keepdim=True), y.mean((0, 1))
+
     x = torch.randint(-9, 9, (3, 5), dtype=torch.int32)
-    check(lambda x: (x.mean(1, dtype=torch.float32), x.mean((0, 1), True, dtype=torch.float64)), x)
-    check(lambda x: (x.mean(0, dtype=torch.float32), x.mean(dtype=torch.float32)), x > 0)
-    x = torch.randn(4, 300).half()
-    check(lambda x: (x.mean(1, dtype=torch.float32), torch.mean(x, 0, dtype=torch.float64)), x, tolerance=1e-6)
-    check(lambda x: (x.mean(0), x.mean(-1, keepdim=True), x.mean((0, 1))), torch.randn(3, 4))
+    check(means, x, x > 0, torch.randn(4, 300).half(), torch.randn(3, 4), tolerance=1e-6)
 
 
 def test_any_of_nothing_is_false() -> None:
     x = torch.tensor([[0.0, 2.0, 0.0], [0.0, math.nan, -0.0]])
     functions = (torch.any, lambda x: x.any(0), lambda x: x.any(1, keepdim=True), lambda x: x.any((0, 1)), lambda x: x.any(-1))
-    check(lambda x: tuple(function(x) for function in functions), x)
-    check(lambda x: (x[:0].any(), x[:0].any(0), x[:0].all(), x[:, :0].any(1, keepdim=True)), x)
-    check(lambda x: (x.any(), x.any(0)), torch.tensor(2))
+
+    def found(x: Tensor, number: Tensor) -> tuple[Tensor, ...]:
+        of_nothing = x[:0].any(), x[:0].any(0), x[:0].all(), x[:, :0].any(1, keepdim=True)
+        return *(function(x) for function in functions), *of_nothing, number.any(), number.any(0)
+
+    check(found, x, torch.tensor(2))
 
 
 def test_places_of_all_keep_as_many_axes() -> None:
-    x = torch.randn(3, 4)
-    check(lambda x: (x.argmax(keepdim=True), x.argmin(keepdim=True), x.argmax(), x.argmin(1), x.argmax(0, keepdim=True)), x)
-    check(lambda x: (x.argmax(), x.argmin(0), x.argmax(0, keepdim=True)), torch.tensor(1.0))
+    def places(x: Tensor, number: Tensor) -> tuple[Tensor, ...]:
+        many = x.argmax(keepdim=True), x.argmin(keepdim=True), x.argmax(), x.argmin(1), x.argmax(0, keepdim=True)
+        return *many, number.argmax(), number.argmin(0), number.argmax(0, keepdim=True)
+
+    check(places, torch.randn(3, 4), torch.tensor(1.0))
 
 
 def test_sorts_of_truths() -> None:
@@ -187,10 +206,13 @@ def test_scatters_of_more_than_there_are_indices() -> None:
     """And into a tensor without dimensions."""
     base, x = torch.randn(4, 6), torch.randn(7, 8)
     index = torch.stack([torch.randperm(4)[:3] for _ in range(5)], 1)
-    check(lambda b, i, x: (b.scatter(0, i, x), b.scatter_add(0, i, x), b.scatter_add(0, i, x[:3, :5])), base, index, x)
     place = torch.tensor(0)
-    check(lambda b, x: (b.scatter(0, place, x), b.scatter_add(0, place, x)), torch.tensor(2.0), torch.tensor(5.0))
-    check(lambda b, x: (b.scatter(0, place, x), b.scatter_add(0, place, x)), torch.randn(3), torch.tensor(5.0))
+
+    def scattered(b: Tensor, i: Tensor, x: Tensor, number: Tensor, row: Tensor, other: Tensor) -> tuple[Tensor, ...]:
+        one_by_one = [(into.scatter(0, place, other), into.scatter_add(0, place, other)) for into in (number, row)]
+        return b.scatter(0, i, x), b.scatter_add(0, i, x), b.scatter_add(0, i, x[:3, :5]), *one_by_one[0], *one_by_one[1]
+
+    check(scattered, base, index, x, torch.tensor(2.0), torch.randn(3), torch.tensor(5.0))
 
 
 def test_axes_of_more_than_one_element_stay() -> None:
@@ -201,8 +223,10 @@ def test_axes_of_more_than_one_element_stay() -> None:
 def test_places_in_long_rows(right: bool) -> None:
     """Which are halved step by step, of any length and in rows of their own."""
     values = torch.cat([torch.randn(2, 40), torch.tensor([[math.inf, -math.inf, math.nan]] * 2)], 1)
-    for extent in (256, 300, 511):
-        rows = torch.randn(2, extent).mul(8).round().div(8).sort(-1).values
-        check(lambda row, x: torch.searchsorted(row, x, right=right, out_int32=True), rows[0].clone(), values)
-    check(lambda rows, x: torch.searchsorted(rows, x, right=right), rows, values)
-    check(lambda row: torch.searchsorted(row, 0.25, right=right), rows[1].clone())
+    rows = [torch.randn(2, extent).mul(8).round().div(8).sort(-1).values for extent in (256, 300, 511)]
+
+    def places(x: Tensor, both: Tensor, *some: Tensor) -> tuple[Tensor, ...]:
+        found = [torch.searchsorted(row, x, right=right, out_int32=True) for row in some]
+        return *found, torch.searchsorted(both, x, right=right), torch.searchsorted(some[-1], 0.25, right=right)
+
+    check(places, values, rows[-1], *(one[0].clone() for one in rows))
