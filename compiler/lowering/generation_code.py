@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import tvm
@@ -89,6 +90,7 @@ end:
 """
 
 
+@lru_cache(maxsize=8)  # programs of the same tokens, such as variants of one model, have the same
 def build_generation_library(batch: int, vocabulary: int, target: Target) -> tuple[bytes, int]:
     """A library of two C functions: `void prefuse_sample(const int64_t *addresses)`, those of the sampler's parameters in order,
     and `void prefuse_repeat(int64_t *control)`, which runs steps until one of its ends; and how many numbers of
