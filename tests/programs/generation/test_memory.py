@@ -115,10 +115,14 @@ def test_weights_lie_there_once(make: Callable[[], Any], form: str, tmp_path: Pa
     generator = prefuse.compile_generation(model, max_tokens=40, prefill=(16,), batch=2, threads=2, cache=False, **OPTIONS[form])  # type: ignore[arg-type]
     wanted = wanted_bytes(model, form)
     assert 0.95 * wanted <= held_bytes(generator) <= 1.02 * wanted, generator.report()
+    contents = [{constant.content for constant in one.program.shared.values()} for one in generator.programs.values()]
+    assert contents[0] & contents[1], "programs share none"
     generator.save(tmp_path / "generator.prefuse")
     with zipfile.ZipFile(tmp_path / "generator.prefuse") as archive:
         (stored,) = (info.file_size for info in archive.infolist() if info.filename == "shared.safetensors")
     assert stored <= 1.02 * wanted + 16384  # with a header
+    code = sum(len(one.program.library) for one in generator.programs.values())
+    assert (tmp_path / "generator.prefuse").stat().st_size < 1.02 * wanted + code + 400_000
     made = generator.generate(PROMPTS, 12, stop=())
     np.testing.assert_array_equal(prefuse.load_generator(tmp_path / "generator.prefuse").generate(PROMPTS, 12, stop=()), made)
     if form == "bfloat16":

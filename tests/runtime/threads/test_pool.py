@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +26,17 @@ from prefuse.tests.models.chains import ROWS, product_chain
 _ROWS, _WIDTH = ROWS, 512
 
 
+@cache
+def compiled(threads: int) -> CompiledModel:
+    """Products that several threads share."""
+    model = prefuse.compile(product_chain(4, _WIDTH), threads=threads, cache=False)
+    assert isinstance(model, CompiledModel)
+    return model
+
+
 @pytest.fixture(scope="module")
 def net() -> CompiledModel:
-    """Products that several threads share."""
-    model = prefuse.compile(product_chain(4, _WIDTH), threads=3, cache=False)
-    assert isinstance(model, CompiledModel)
+    model = compiled(3)
     assert isinstance(model._executable, CpuExecutable)
     assert model._executable.pool_user.needs_threads
     return model
@@ -42,8 +49,7 @@ def x() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def answer(x: np.ndarray) -> np.ndarray:
-    one = prefuse.compile(product_chain(4, _WIDTH), threads=1, cache=False)
-    return np.asarray(one(x))
+    return np.asarray(compiled(1)(x))
 
 
 def in_new_thread(work: Callable[[], object]) -> object:
@@ -118,7 +124,7 @@ def test_workers_end_with_their_thread(net: CompiledModel, x: np.ndarray, answer
 
 def test_all_threads_round_as_the_caller_does(net: CompiledModel, x: np.ndarray) -> None:
     """Denormal numbers are zeros for workers, too, where the caller has said so after they were started."""
-    small, one = (x * 1e-39).astype(np.float32), prefuse.compile(product_chain(4, _WIDTH), threads=1, cache=False)
+    small, one = (x * 1e-39).astype(np.float32), compiled(1)
     net(small)
     for is_flushed in (True, False):
         assert torch.set_flush_denormal(is_flushed)
@@ -140,9 +146,8 @@ def test_many_threads_at_once(net: CompiledModel, x: np.ndarray, answer: np.ndar
 
 
 def test_programs_of_several_threads_in_turns(net: CompiledModel, x: np.ndarray, answer: np.ndarray) -> None:
-    others = [prefuse.compile(product_chain(4, _WIDTH), threads=count, cache=False) for count in (2, 5)]
     for _ in range(50):
-        for one in (net, *others):
+        for one in (net, compiled(2), compiled(5)):
             np.testing.assert_array_equal(np.asarray(one(x)), answer)
 
 
