@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from prefuse.benchmarks import decode, generation
-from prefuse.benchmarks.__main__ import summary
+from prefuse.benchmarks.__main__ import main, summary
 from prefuse.benchmarks.harness import Measurement, Result
 from prefuse.examples import demo
 from prefuse.tests.sample import every
@@ -101,9 +102,8 @@ def test_benchmarks_say_where_we_are_behind() -> None:
 
 
 def test_benchmarks_name_unknown_models() -> None:
-    command = [sys.executable, "-m", "benchmarks", "lenet6"]
-    result = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 2
+    result = CliRunner().invoke(main, ["lenet6"])
+    assert result.exit_code == 2
     assert "unknown model 'lenet6'; use all, lenet5" in result.stderr
 
 
