@@ -6,8 +6,7 @@ import gc
 import os
 import signal
 import sys
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,15 +15,13 @@ import pytest
 from prefuse.tests.cpu_seconds import CpuSeconds
 from prefuse.tests.one_thread import limit_pools, limit_sessions
 from prefuse.tests.same_numbers import begin_again
-from prefuse.tests.sample import DEAR, VARIABLE, WHOLE, sample_number, share
+from prefuse.tests.sample import SHARES, VARIABLE, WHOLE, is_dear, sample_number, today
 from prefuse.tests.translation_table import keep_translation_table
 
 if TYPE_CHECKING:
     from prefuse.tests.models.exports import Exports
 
 limit_pools()  # before anything else that pytest loads imports them
-
-_SHARES = "PREFUSE_TEST_SHARES"  # of the environment of a run's processes: "1" where it draws a share of the cases
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,25 +33,34 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[VARIABLE] = str(sample_number())
     if not hasattr(config, "workerinput"):
         is_named = config.args_source == pytest.Config.ArgsSource.ARGS or config.option.keyword or os.environ.get(WHOLE)
-        os.environ[_SHARES] = "" if is_named else "1"
+        os.environ[SHARES] = "" if is_named else "1"
     if most := config.getoption("--cpu-seconds"):
         config.pluginmanager.register(CpuSeconds(most))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A quarter of the cases of each parametrized test in the dear folders."""
-    if not os.environ[_SHARES]:
+    """Of the dear folders those whose turn it is; tests of one model that a fixture compiles for all of them have one turn."""
+    if not os.environ[SHARES]:
         return
-    cases = defaultdict[str, list[pytest.Item]](list)
-    for item in items:
-        function, bracket, _ = item.nodeid.partition("[")
-        if bracket and item.path.relative_to(Path(__file__).parent).parts[0] in DEAR:
-            cases[function].append(item)
-    kept = {item for function, some in cases.items() for item in share(function, some, [one.nodeid for one in some])}
-    dropped = [item for some in cases.values() for item in some if item not in kept]
-    config.hook.pytest_deselected(items=dropped)
-    away = set(dropped)
-    items[:] = [item for item in items if item not in away]
+    root = Path(__file__).parent
+    units = {item: _unit(item) for item in items if is_dear(item.path.relative_to(root).as_posix())}
+    units = {item: unit for item, unit in units.items() if item.get_closest_marker("daily") is None}
+    chosen = today(list(dict.fromkeys(units.values())))
+    dropped = {item: None for item, unit in units.items() if unit not in chosen}
+    config.hook.pytest_deselected(items=list(dropped))
+    items[:] = [item for item in items if item not in dropped]
+
+
+def _unit(item: pytest.Item) -> Hashable:
+    """What has a turn of its own: a test, one case of its parameters, or all tests for one parameter of a fixture."""
+    names = {name for mark in item.iter_markers("parametrize") for name in _names(mark.args[0])}
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    of_fixtures = tuple(f"{name}={value!r}" for name, value in parameters.items() if name not in names)
+    return (item.path, of_fixtures) if of_fixtures else item.nodeid
+
+
+def _names(given: str | Sequence[str]) -> list[str]:
+    return [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
 
 
 def pytest_collection_finish() -> None:

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from prefuse.tests.sample import VARIABLE, WHOLE, dealt, every, sample_number, share
+from prefuse.tests.sample import (
+    DAILY,
+    DAYS,
+    DEAR,
+    EXAMPLES,
+    SHARES,
+    VARIABLE,
+    WHOLE,
+    dealt,
+    every,
+    examples,
+    is_dear,
+    sample_number,
+    today,
+)
+
+FOLDER = Path(__file__).parent
 
 
 def test_the_number_is_of_the_day_or_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,6 +33,7 @@ def test_the_number_is_of_the_day_or_as_asked_for(monkeypatch: pytest.MonkeyPatc
 
 def test_samples_in_a_row_hold_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(WHOLE, raising=False)
+    monkeypatch.delenv(SHARES, raising=False)
     names = list(range(50))
     found: list[int] = []
     for number in range(100, 108):
@@ -25,6 +44,7 @@ def test_samples_in_a_row_hold_everything(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_case_runs_in_one_way_a_day_and_in_all_in_as_many_days(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(WHOLE, raising=False)
+    monkeypatch.delenv(SHARES, raising=False)
     ways, cases = ("a", "b", "c"), list(range(20))
     labels = [str(case // 4) for case in cases]
     found: list[tuple[str, int]] = []
@@ -42,19 +62,42 @@ def test_the_whole_is_every_case_in_every_way(monkeypatch: pytest.MonkeyPatch) -
     assert dealt("xyz", "xyz", "b", ("a", "b")) == ["x", "y", "z"]
 
 
-def test_a_quarter_of_the_cases_is_drawn_and_all_of_them_in_some_days(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases, found = list(range(9)), set[int]()
-    for number in range(100, 116):
+def test_a_run_of_all_tests_draws_fewer_random_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(EXAMPLES, raising=False)
+    for shares, count in (("", 100), ("1", -(-100 // DAYS))):
+        monkeypatch.setenv(SHARES, shares)
+        assert examples(100) == count
+    monkeypatch.setenv(EXAMPLES, "3000")
+    assert examples(100) == 3000
+
+
+def test_each_unit_has_one_turn_in_a_week_of_like_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(WHOLE, raising=False)
+    units, found, sizes = list(range(40)), list[int](), set[int]()
+    for number in range(100, 100 + DAYS):
         monkeypatch.setenv(VARIABLE, str(number))
-        today = share("test_it", cases, [f"test_it[{case}]" for case in cases])
-        assert today == share("test_it", cases, [f"test_it[{case}]" for case in cases])
-        assert len(today) == 3
-        assert today == sorted(today)
-        found |= set(today)
-    assert found == set(cases)
+        found += today(units)
+        sizes.add(len(today(units)))
+    assert sorted(found) == units
+    assert max(sizes) - min(sizes) <= 1
+    monkeypatch.setenv(WHOLE, "1")
+    assert today(units) == set(units)
 
 
-@pytest.mark.parametrize(("cases", "drawn"), [(1, 1), (2, 1), (3, 2), (8, 2), (9, 3), (100, 25)])
-def test_of_few_cases_more_than_a_quarter_is_drawn(cases: int, drawn: int) -> None:
-    names = [f"test_it[{case}]" for case in range(cases)]
-    assert len(share("test_it", names, names)) == drawn
+def test_tests_that_take_turns_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they would divide themselves; but of lists that no day holds they take a part."""
+    monkeypatch.delenv(WHOLE, raising=False)
+    monkeypatch.setenv(SHARES, "1")
+    names = list(range(200))
+    assert every(4, names) == dealt(names, list("ab" * 100), "x", ("x", "y")) == names
+    assert len(every(20, names)) == 10
+
+
+def test_the_rules_name_files_that_are_there() -> None:
+    """And what is most likely to show a fault takes no turns."""
+    paths = [path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("test_*.py")]
+    assert all(any(path.startswith(start) for path in paths) for start in DEAR)
+    assert set(DAILY) <= set(paths)
+    daily = {"test_house.py", "compiler/test_cli_faults.py", "programs/test_end_to_end.py", "runtime/test_program_file.py"}
+    assert not [path for path in daily if path not in paths or is_dear(path)]
+    assert is_dear("compiler/bits/test_pareto.py")

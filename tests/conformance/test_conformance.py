@@ -1,8 +1,9 @@
-"""Each day another part of ONNX's conformance suite, and all cases once wrong; `python -m tests.conformance` runs the whole."""
+"""Each day another part of ONNX's conformance suite, and cases once wrong; `python -m tests.conformance` runs the whole."""
 
 from __future__ import annotations
 
 import os
+from typing import TypeGuard
 
 import pytest
 
@@ -44,12 +45,18 @@ _MOST_NOT_PASSING = 0.30  # of the sample: what is refused, or stops with an err
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, Result]:
-    names = list(cases("node"))
-    chosen = dict.fromkeys([*every(_STRIDE, names), *(f"test_{name}" for name in (*_ONCE_WRONG, *_REFUSED_SINCE_WRONG))])
+def results(request: pytest.FixtureRequest) -> dict[str, Result]:
+    """Of today's part, and of the cases once wrong those that tests of this run ask for."""
+    asked = [item.callspec.params["name"] for item in request.session.items if item.path == request.path and is_case(item)]
+    chosen = dict.fromkeys([*every(_STRIDE, list(cases("node"))), *(f"test_{name}" for name in (*asked, *_REFUSED_SINCE_WRONG))])
     return {result.name.removeprefix("test_"): result for result in run_cases(list(chosen), processes=2, timeout_s=30)}
 
 
+def is_case(item: pytest.Item) -> TypeGuard[pytest.Function]:
+    return isinstance(item, pytest.Function) and hasattr(item, "callspec")
+
+
+@pytest.mark.daily
 def test_nothing_is_wrong_crashes_or_hangs(results: dict[str, Result]) -> None:
     assert not [result for result in results.values() if result.outcome in ("wrong", "crash", "hang")]
 
@@ -59,6 +66,7 @@ def test_what_was_once_wrong_passes(name: str, results: dict[str, Result]) -> No
     assert results[name].outcome == "pass", results[name].detail
 
 
+@pytest.mark.daily
 def test_most_of_the_sample_passes(results: dict[str, Result]) -> None:
     """So that a lost operator is noticed; the command lists which."""
     lost = [result.name for result in results.values() if result.outcome != "pass"]

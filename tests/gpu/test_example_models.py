@@ -12,6 +12,7 @@ from .simulator import need_compiler
 _OF_A_DAY = 4
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("name", "precision", "target"), every(len(CASES) // _OF_A_DAY, CASES))
 def test_it_keeps_its_promise(name: str, precision: Precision, target: str) -> None:
     need_compiler()

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from prefuse.kernels.groups.group import Op
 from prefuse.kernels.registry import TEMPLATES
@@ -110,6 +111,7 @@ def of_other_tests() -> dict[str, Case]:
     }
 
 
+@pytest.mark.daily
 def test_every_template() -> None:
     cases = of_operators() | of_other_tests()
     assert cases.keys() == {template.name for template in TEMPLATES}

@@ -6,8 +6,6 @@ nodes; and on their own result the fusing passes change nothing, each alone and 
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -24,14 +22,14 @@ from prefuse.passes.fusion.fuse_rows.columns import is_by_column
 from prefuse.runtime.target import Target
 from prefuse.tests.models.exports import Exports
 from prefuse.tests.models.network_strategies import networks
-from prefuse.tests.sample import sample_number
+from prefuse.tests.sample import examples, sample_number
 
 _TARGET = Target.parse("cpu:avx512")  # whatever machine this runs on
 _PASSES = [one for one in parse_pipeline(DEFAULT_PIPELINE, PASSES) if isinstance(one, Pass)]
 _FUSING = [one for one in _PASSES if one.name not in without_fusion(DEFAULT_PIPELINE).split(",")]
 _OUTLINING = ("fuse-gather", "fuse-rows", "fuse-epilogue", "merge-groups", "fuse-reorders")
 _TOLERANCE = 1e-5  # relative, of the 2-norm
-_NETWORKS = int(os.environ.get("PREFUSE_TEST_EXAMPLES", "100"))  # others each day
+_NETWORKS = examples(100)  # others each day
 
 
 def assert_stable(model: ir.Model, passes: list[Pass]) -> None:
@@ -96,6 +94,7 @@ def test_example_models(name: str, exports: Exports) -> None:
     assert_pipeline_keeps(import_model(exports(name).path))
 
 
+@pytest.mark.daily
 @settings(
     max_examples=_NETWORKS, deadline=None, database=None, suppress_health_check=list(HealthCheck),
     phases=[Phase.generate],  # shrinking a network takes minutes

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import onnx_ir as ir
 import prefuse
+import pytest
 from hypothesis import HealthCheck, event, given, seed, settings
 from hypothesis import strategies as st
 from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE
@@ -15,9 +14,9 @@ from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import COMPUTE, SCRATCH, Copy, planned_bytes
 from prefuse.runtime.plan_checker import check_plan
 from prefuse.runtime.report import size
-from prefuse.tests.sample import sample_number
+from prefuse.tests.sample import examples, sample_number
 
-EXAMPLES = int(os.environ.get("PREFUSE_TEST_EXAMPLES", "100")) // 10
+EXAMPLES = examples(100) // 10
 PIPELINE = DEFAULT_PIPELINE.replace("schedule-prefetch", "schedule-prefetch{min-bytes=1}")
 ON_DEMAND = PIPELINE.replace("min-bytes=1", "min-bytes=1,on-demand=true")
 
@@ -62,6 +61,7 @@ def graphs(draw: st.DrawFn) -> ir.Model:
     return ir.from_onnx_text(text, initializers=[ir.tensor(array, name=name) for name, array in used.items()])
 
 
+@pytest.mark.daily
 def test_limited_programs_give_the_same_bits() -> None:
     """Most of them within less than the whole; for a limit that is too little the error names one that is not."""
     limited = []

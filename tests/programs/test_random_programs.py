@@ -7,7 +7,6 @@ region one by one, none of which sees what another leaves in the arena, and with
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -17,6 +16,7 @@ from unittest import mock
 import numpy as np
 import onnx_ir as ir
 import prefuse
+import pytest
 from hypothesis import HealthCheck, given, reject, seed, settings
 from hypothesis import strategies as st
 from prefuse.compiler.debugging.oracle import random_inputs, relative_error, run_model
@@ -27,9 +27,9 @@ from prefuse.runtime.plan_checker import check_plan
 from prefuse.tests.kernels.harness import POISONS
 from prefuse.tests.kernels.race_detector import RaceDetector
 from prefuse.tests.models.program_strategies import programs
-from prefuse.tests.sample import sample_number
+from prefuse.tests.sample import examples, sample_number
 
-EXAMPLES = int(os.environ.get("PREFUSE_TEST_EXAMPLES", "100"))
+EXAMPLES = examples(100)
 THREADS = 2
 _Way = Callable[[Sequence[np.ndarray]], AbstractContextManager[Sequence[str]]]
 
@@ -80,6 +80,7 @@ def dealt_to_threads(detectors: list[RaceDetector]) -> Iterator[None]:
         yield
 
 
+@pytest.mark.daily
 @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @seed(sample_number())
 @given(programs(), st.booleans())

@@ -21,9 +21,9 @@ from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import Copy
 from prefuse.runtime.plan_checker import check_plan
 from prefuse.tests.models.program_strategies import programs
-from prefuse.tests.sample import sample_number
+from prefuse.tests.sample import examples, sample_number
 
-EXAMPLES = int(os.environ.get("PREFUSE_TEST_EXAMPLES", "40"))
+EXAMPLES = examples(40)
 
 
 def drawn_pairs(model: ir.Model, draw: st.DataObject) -> dict[str, str]:
@@ -47,6 +47,7 @@ def results(model: CompiledModel, call: object, inputs: Mapping[str, np.ndarray]
     return dict(zip(model.output_names, found if isinstance(found, tuple) else (found,), strict=True))
 
 
+@pytest.mark.daily
 @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @seed(sample_number())
 @given(programs(), st.data())

@@ -26,6 +26,7 @@ def remembering(architecture: Architecture) -> Architecture:
     return replace(architecture, settings={**architecture.settings, "use_cache": True})
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", every(len(GENERATING), list(GENERATING)))
 def test_texts_of_the_zoo(name: str) -> None:
     module, _, _ = remembering(GENERATING[name]).build()

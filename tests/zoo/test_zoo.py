@@ -48,12 +48,14 @@ def precisions_of_the_day(place: int) -> tuple[Precision, Precision]:
     return PRECISIONS[0], others[(sample_number() // _STRIDE + place) % len(others)]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", every(_STRIDE, _OF_TRANSFORMERS))
 def test_what_torch_exports_agrees(name: str) -> None:
     for result in judge(name, precisions_of_the_day(_OF_TRANSFORMERS.index(name))):
         assert is_right(result), f"{result.precision}: {result.detail}"
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("target", ["cuda-sim", "rocm-sim"])
 @pytest.mark.parametrize("name", every(len(_OF_TRANSFORMERS), _OF_TRANSFORMERS))
 def test_on_a_simulated_gpu(name: str, target: str) -> None:
@@ -300,6 +302,7 @@ def test_the_table_tells_what_became_of_architectures_for_gpus() -> None:
     assert "| llama | **refused**: too large |  |  |  |" in page
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("target", ["cuda:sm_90", "rocm:gfx942"])
 @pytest.mark.parametrize("name", every(len(_OF_TRANSFORMERS), _OF_TRANSFORMERS))
 def test_compiled_for_a_gpu(name: str, target: str) -> None:

@@ -53,6 +53,7 @@ def checkable(told: Prediction, item: LoweredGroup) -> bool:
     return told.pass_name != "assign-formats" or any(op.op_type == "Transpose" for op in item.group.ops)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", MODELS)
 def test_passes_were_told_what_is_written(name: str, exports: Exports) -> None:
     level, precision = combination_of_the_day(name)
