@@ -273,7 +273,7 @@ class _Rewriting:
         """Give the file its mask and positions."""
         if MASK in self.inputs:
             self._become(MASK, mask)
-        for name in self.inputs.keys() & {POSITIONS, PLACES}:
+        for name in (one for one in (POSITIONS, PLACES) if one in self.inputs):
             places = self._op("Min", self.places, self._ints([self.max_tokens - 1]))
             self._become(name, places if name == POSITIONS else self._op("Reshape", places, self._ints([self.count])))
 
