@@ -34,7 +34,7 @@ class Settings(TypedDict, total=False):
     min_p: float | Sequence[float]
     repetition_penalty: float | Sequence[float]
     logit_bias: Bias | None
-    seed: int | Sequence[int] | None
+    seed: int | Sequence[int] | np.ndarray | None
     stop: Stop | None
     pad: int | None
 

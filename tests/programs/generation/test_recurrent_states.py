@@ -34,7 +34,7 @@ def _module(name: str) -> nn.Module:
     if module.get_output_embeddings().weight is embedding.weight:  # type: ignore[operator]
         embedding.weight = nn.Parameter(embedding.weight.detach().clone(), requires_grad=False)
     embedding.weight[NAN] = torch.nan
-    module.generation_config.eos_token_id = None
+    module.generation_config.eos_token_id = None  # type: ignore[union-attr]
     return module
 
 
