@@ -17,6 +17,7 @@ from .contrib.rewrite import refusal_of
 # Operators that ONNX defines and nothing here takes.
 _REFUSED = {
     "ai.onnx.ml.CastMap": "maps are no tensors",
+    "ai.onnx.ml.CategoryMapper": "nothing here computes it, as it does LabelEncoder; write one of these",
     "ai.onnx.ml.DictVectorizer": "maps are no tensors",
     "ai.onnx.ml.ZipMap": "maps are no tensors; export the model without it",
     "ai.onnx.preview.training.Gradient": "export the gradient's own operators: only the exporter knows what it differentiates",

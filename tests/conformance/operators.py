@@ -175,10 +175,10 @@ def _opset(case: str) -> int:
 
 def _refusal(probe: Probe) -> str | None:
     """Why a case does not compile with this type for a type variable; None if it does, and runs; _INVALID if it is no case then:
-    neither with this variable's values of the type, nor with all that had the type of the first of them."""
+    neither with all values of the type that the variable's had, nor with the variable's alone."""
     original, rows = case_of(probe.case).load()
     dtype = onnx.TensorProto.DataType.Value(probe.type.upper())
-    for changed in (_values_of(original, probe), _alike(original, probe)):
+    for changed in (_alike(original, probe), _values_of(original, probe)):
         model = onnx.ModelProto.FromString(original.SerializeToString())
         for value in (*model.graph.input, *model.graph.output):
             if value.name in changed:

@@ -33,6 +33,15 @@ def with_external_data(folder: Path, weights: np.ndarray) -> Path:
     return path
 
 
+def test_operators_that_nothing_takes_are_refused_when_read() -> None:
+    text = (
+        '<ir_version: 8, opset_import: ["": 18, "ai.onnx.ml": 3]> main (string[2] x) => (int64[2] y) '
+        '{ y = ai.onnx.ml.CategoryMapper <cats_int64s = [1, 2], cats_strings = ["a", "b"]> (x) }'
+    )
+    with pytest.raises(UnsupportedModelError, match="ai.onnx.ml.CategoryMapper: nothing here computes it"):
+        import_model(parser.parse_model(text))
+
+
 def test_every_form_gives_the_same_graph(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(proto(), path)
