@@ -76,13 +76,13 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """What fixtures draw is the same in each run, whichever of their tests is the first."""
-    begin_again()
+    begin_again(for_fixtures=True)
 
 
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
     """And what a test draws, whether or not it is the first."""
-    begin_again()
+    begin_again(for_fixtures=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

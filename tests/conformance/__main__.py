@@ -32,7 +32,7 @@ def main() -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
     print(summary(results))
-    return int(any(result.outcome in ("wrong", "crash", "hang") for result in results))
+    return int(any(result.outcome not in ("pass", "refused") for result in results))
 
 
 def summary(results: Sequence[Result]) -> str:
