@@ -1,6 +1,6 @@
 """The documentation names what is there: every relative link leads somewhere, and every path of ours that a page names exists.
 
-What is listed is listed whole: passes in their order, result files of benchmarks.
+What is listed is listed whole: passes in their order, and what results can do.
 """
 
 from __future__ import annotations
@@ -123,11 +123,6 @@ def test_results_have_the_methods_that_are_listed() -> None:
             name = code.partition("(")[0]
             said = [one.__name__ for one, cell in zip(classes, cells, strict=True) if cell.strip()]
             assert said == [one.__name__ for one in classes if hasattr(one, name)], name
-
-
-def test_result_files_are_listed() -> None:
-    text = (RESULTS / "README.md").read_text()
-    assert [path.name for path in sorted(RESULTS.glob("*.json")) if f"`{path.name}`" not in text] == []
 
 
 def test_broken_references_are_found(tmp_path: Path) -> None:
