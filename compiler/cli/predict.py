@@ -109,6 +109,8 @@ def _limited(found: Prediction) -> list[str]:
     if len(stalls) > _STALLS:
         rest = sum(step.stall_us for step in stalls[_STALLS:])
         lines.append(f"  and {len(stalls) - _STALLS} more wait {rest / 1e3:.3f} ms")
+    if found.tail_us > 0:
+        lines.append(f"  copies for the next call go on for {found.tail_us / 1e3:.3f} ms when all kernels have run")
     return lines
 
 

@@ -151,7 +151,7 @@ class MemoryView:
             lines.append(f"a call writes {size(away)} of activations to a scratch file and reads them back later")
         text = f"{found.latency_us / 1e3:.3f} ms are predicted: {found.compute_us / 1e3:.3f} ms of kernels"
         if found.copies_us:
-            stalls = sum(step.stall_us for step in found.steps if step.stream == COMPUTE)
+            stalls = sum(step.stall_us for step in found.steps if step.stream == COMPUTE) + found.tail_us
             text += f", {stalls / 1e3:.3f} ms of waiting for copies, which take {found.copies_us / 1e3:.3f} ms"
         lines.append(text)
         if self.profile is not None:

@@ -91,6 +91,11 @@ class Prediction:
         return sum(step.time_us for step in self.steps if step.stream == COMPUTE)
 
     @property
+    def tail_us(self) -> float:
+        """How long copies go on behind the last kernel: a call ends when what the next one reads first is there."""
+        return self.latency_us - max((step.begin_us + step.time_us for step in self.steps if step.stream == COMPUTE), default=0.0)
+
+    @property
     def repeated(self) -> tuple[PredictedStep, ...]:
         """The launches that run once more, as a memory limit leaves what they made no room until it is read."""
         launches = [step for step in self.steps if step.template != "copy"]

@@ -45,7 +45,7 @@ def test_a_program_that_keeps_no_limit_is_seen_beside_the_one_without(monkeypatc
 
 
 def test_without_control_groups_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefuse.tests.memory.control_group._ROOT", tmp_path)
+    monkeypatch.setitem(control_group.__wrapped__.__globals__, "_ROOT", tmp_path)  # type: ignore[attr-defined]
     with control_group(1 << 20) as group:
         assert group is None
     assert list(tmp_path.iterdir()) == []

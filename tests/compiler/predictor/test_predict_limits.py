@@ -25,13 +25,16 @@ def test_memory_is_that_of_the_program_and_copies_run_beside_kernels() -> None:
     longer = max(found.compute_us, found.copies_us)
     assert longer <= found.latency_us < found.compute_us + found.copies_us
     stalled = sum(step.stall_us for step in found.steps if step.stream == COMPUTE)
-    assert stalled == pytest.approx(found.latency_us - found.compute_us)
+    assert stalled + found.tail_us == pytest.approx(found.latency_us - found.compute_us)
+    last = max(step.begin_us + step.time_us for step in copies)
+    assert found.tail_us == pytest.approx(max(last - max(s.begin_us + s.time_us for s in found.steps if s.stream == COMPUTE), 0))
 
 
 def test_without_a_limit_nothing_waits() -> None:
     found = prefuse.predict(product_chain(), threads=2)
     assert found.memory.stored_bytes == 0
     assert found.stalls == ()
+    assert found.tail_us == pytest.approx(0)
 
 
 @pytest.mark.parametrize(
