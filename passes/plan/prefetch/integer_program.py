@@ -28,6 +28,8 @@ from .schedule import Schedule
 
 _MOST_CHOICES = 1_500  # binary variables: seconds
 _MOST_NODES = 20  # of the search, and not seconds: equal problems have equal schedules
+_MOST_SECONDS = 5.0  # but for hard ones, as many equal objects make them: these are given up
+_OPTIMAL = 0  # of SciPy
 _GAP = 0.005  # of the time of a call: what is closer to the bound is not worth a search
 _COPYING = (0.03, 0.3)  # of a copy's time, what it is worth to do without: the fewer copies, the less they wait for each other
 
@@ -127,10 +129,10 @@ class _Program:
 
     def solved(self) -> np.ndarray | None:
         bounds, constraint = Bounds(self._lower, self._upper), self._rows.constraint(len(self._cost))
-        options = {"node_limit": _MOST_NODES, "mip_rel_gap": _GAP}
-        values: np.ndarray | None = milp(
-            self._cost, integrality=self._is_whole, bounds=bounds, constraints=constraint, options=options
-        ).x
+        options = {"node_limit": _MOST_NODES, "mip_rel_gap": _GAP, "time_limit": _MOST_SECONDS}
+        found = milp(self._cost, integrality=self._is_whole, bounds=bounds, constraints=constraint, options=options)
+        is_done = found.status == _OPTIMAL or (found.mip_node_count or 0) >= _MOST_NODES
+        values: np.ndarray | None = found.x if is_done else None
         return values
 
     def _variable(self, lower: float, upper: float, cost: float = 0.0, *, is_whole: bool = False) -> int:

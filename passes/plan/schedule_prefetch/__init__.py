@@ -18,8 +18,6 @@ from functools import cached_property
 from itertools import product
 from typing import ClassVar
 
-import numpy as np
-
 from ....compiler.pipeline import Context, PlanPass
 from ....runtime.errors import MemoryLimitError
 from ....runtime.hardware.memory_limit import LEAST_STREAMED_BYTES
@@ -140,9 +138,10 @@ class SchedulePrefetch(PlanPass):
             found = [*found, *self._choices(spilled, limit, target)]
         all_objects = spilled or weights
         problem = all_objects.problem(limit)
-        least = ceiling(problem).seconds if may_solve and found and is_small(problem) else np.inf
-        if found and min(choice.seconds for choice in found) > _STALLED * least:
-            found += self._of(all_objects, problem, by_integer_program(problem), target)
+        if may_solve and found and is_small(problem):
+            least, best = ceiling(problem), min(choice.seconds for choice in found)
+            if least.compute >= least.transfer and best > _STALLED * least.seconds:  # else copies never pause: rules do
+                found += self._of(all_objects, problem, by_integer_program(problem), target)
         return sorted(found, key=lambda choice: choice.predicted_seconds)[:_PACKED]
 
     def _choices(self, objects: Objects, limit: int, target: Target) -> list[_Choice]:
