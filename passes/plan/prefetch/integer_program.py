@@ -28,7 +28,7 @@ from .schedule import Schedule
 
 _MOST_CHOICES = 1_500  # binary variables: seconds
 _MOST_NODES = 20  # of the search, and not seconds: equal problems have equal schedules
-_MOST_SECONDS = 5.0  # but for hard ones, as many equal objects make them: these are given up
+_MOST_SECONDS = 10.0  # but for hard ones, as many equal objects make them: these are given up
 _OPTIMAL = 0  # of SciPy
 _GAP = 0.005  # of the time of a call: what is closer to the bound is not worth a search
 _COPYING = (0.03, 0.3)  # of a copy's time, what it is worth to do without: the fewer copies, the less they wait for each other

@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from prefuse.passes.plan.prefetch import integer_program
 from prefuse.passes.plan.prefetch.bounds import ceiling
 from prefuse.passes.plan.prefetch.integer_program import by_integer_program, is_small
 from prefuse.passes.plan.prefetch.problem import Object, Problem, Step, Tier, Use
@@ -17,6 +18,12 @@ from prefuse.tests.sample import sample_number
 
 from ..prefetch.random_problems import at_other_speeds
 from .networks import faults, random_network
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside other processes a program may take longer than is worth it for a user."""
+    monkeypatch.setattr(integer_program, "_MOST_SECONDS", 120.0)
 
 
 def small_networks(rng: Random, count: int) -> Iterator[Problem]:
@@ -92,3 +99,8 @@ def test_what_is_not_small() -> None:
 def test_a_limit_below_what_a_step_needs() -> None:
     problem = unet(336)
     assert list(by_integer_program(replace(problem, limit_bytes=max(problem.step_bytes()) - 1))) == []
+
+
+def test_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integer_program, "_MOST_SECONDS", 0.0)
+    assert list(by_integer_program(unet(336))) == []
