@@ -52,6 +52,8 @@ def transposed_form(
         return Flexible(node, "to-last", (position,), first_cycles=costs.conversion(conversion_bytes(source)))
     if order != to_first(len(order)) or not is_image(turn.outputs[0]):
         return None
+    if len(source.uses()) > 1 or node.inputs.count(node.inputs[position]) > 1:
+        return None  # two layouts of one value
     found = _image_operands(model, node, [child for child in nodes if child is not turn], None, (turn.outputs[0],))
     if found is None:
         return None
