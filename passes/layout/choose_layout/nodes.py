@@ -113,6 +113,8 @@ def _window_operands(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: lis
     parameters = body_of(model, node).inputs if is_fused(node) else node.inputs
     shape, inner = static_shape(anchor.outputs[0]), {output for child in nodes for output in child.outputs}
     source = as_it_lies(anchor.inputs[0])
+    if source not in parameters:  # others read what is made of it, too
+        source = anchor.inputs[0]
     if not is_image(source) or sum(output.name != "" for output in anchor.outputs) != 1:
         return Rejection(f"{anchor.op_type} is not of one image", (node,))
     found = [source]
