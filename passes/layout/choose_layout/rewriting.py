@@ -14,6 +14,7 @@ from ....compiler.ir.constants import add_constant, add_sizes, constant_array, c
 from ....compiler.ir.facts import infer_node, tensor_type
 from ....compiler.ir.functions import fuse_into_function, inline_function, is_fused
 from ....compiler.ir.kinds import Kind, kind_of
+from ....compiler.ir.matching import static_shape
 from ....compiler.ir.names import fresh_name, release_name
 from ....compiler.ir.rewriter import copy_source, graph_of, literal_shape, remove_nodes, replace_node
 from .edges import products_of
@@ -128,7 +129,7 @@ class LayoutWriter:
         self.last |= dict(zip(backs, results, strict=True))
 
     def _write_group_of_mean(self, node: ir.Node) -> None:
-        """A mean, and in a function of their own again what followed it in a group."""
+        """A mean, and in a function of their own again what followed it in a group; apart where that makes several shapes."""
         if not is_fused(node):
             self._write_mean(node)
             return
@@ -136,7 +137,7 @@ class LayoutWriter:
         mean = next(one for one in members if one.op_type in MEANS)
         rest = [one for one in members if one is not mean]
         self._write_mean(mean)
-        if len(rest) > 1:
+        if len(rest) > 1 and len({static_shape(result) for result in _results_of(rest)}) == 1:
             fuse_into_function(self.model, rest, re.sub(f"^{mean.op_type.lower()}_", "", name), adjacent=True)
 
     def _write_mean(self, node: ir.Node) -> None:
