@@ -104,11 +104,15 @@ class Operands:
         shape = [-1 if place == axis else 1 for place in range(weights.ndim)] if zeros.size > 1 else ()
         others = tuple(place for place in range(weights.ndim) if place != axis)
         summed = others if self.op_type in CONVOLUTIONS else (1 if axis == 0 else weights.ndim - 2,)
-        total = np.abs(weights.astype(np.int32) - zeros.reshape(shape)).sum(axis=summed, dtype=np.int64).max(initial=0)
+        parts, differences = [weights.astype(np.int32) - zeros.reshape(shape)], self._differences()
+        if differences.any():  # multiplied without them, for which sums of activations stand in
+            parts.append(parts[0] - differences.reshape(shape))
+        totals = [int(np.abs(part).sum(axis=summed, dtype=np.int64).max(initial=0)) for part in parts]
+        total = max(*totals, int(np.abs(differences).max(initial=0)) * self.depth)
         if self.x_zero is None:
-            return int(total) * max(-int(info.min), int(info.max))
+            return total * max(-int(info.min), int(info.max))
         zero = None if known is None else int(known.reshape(()))
-        return int(total) * (255 if zero is None else max(info.max - zero, zero - info.min))
+        return total * (255 if zero is None else max(int(info.max) - zero, zero - int(info.min)))
 
     def multiplied(self, model: ir.Model) -> list[ir.Node]:
         """New nodes, the last of which makes the sums of integers as float32."""

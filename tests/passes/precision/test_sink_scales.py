@@ -98,3 +98,21 @@ def test_sums_beyond_24_bits_are_exact() -> None:
     exact = (a.astype(np.int64) - 1) @ w.astype(np.int64)
     assert (np.abs(exact) > 2**24).all()
     assert np.array_equal(np.asarray(prefuse.compile(model, cache=False)(a)), exact.astype(np.float32))
+
+
+@pytest.mark.parametrize(("dtype", "least", "zero"), [("uint8", 0, 0), ("int8", 100, 110)])
+def test_parts_of_sums_beyond_24_bits_are_exact(dtype: str, least: int, zero: int) -> None:
+    """Sums of small differences from a zero point, each the difference of two large sums, one of them odd."""
+    w = rng.integers(least, least + 11, (1000, 8)).astype(dtype)
+    a = rng.integers(200, 256, (4, 1000)).astype(np.uint8)
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["a", "w", "", "z"], ["y"])],
+        "main",
+        [helper.make_tensor_value_info("a", onnx.TensorProto.UINT8, a.shape)],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(w, "w"), numpy_helper.from_array(np.array(zero, dtype), "z")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    exact = a.astype(np.int64) @ (w.astype(np.int64) - zero)
+    assert np.abs(exact).max() < 2**24
+    assert np.array_equal(np.asarray(prefuse.compile(model, cache=False)(a)), exact)
