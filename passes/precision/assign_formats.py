@@ -173,7 +173,9 @@ class _Policy:
         if fault := self._size_fault(self._multiply_adds(node)):
             return fault
         if node.op_type in CONVOLUTIONS:
-            return self._image_fault(node)
+            fault = self._image_fault(node)
+            beyond = "" if fault else self._weight_fault(operands)
+            return beyond if beyond and 1 in self._worth_rounding(node) else fault
         return self._matrix_fault(node) or self._weight_fault(operands) or _column_fault(node)
 
     def _matrix_fault(self, node: ir.Node) -> str:
