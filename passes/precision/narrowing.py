@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -14,7 +14,6 @@ from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ...compiler.ir.names import fresh_name
 from ...compiler.ir.rewriter import copy_source, drop_unused_constants, graph_of
 from .moves import is_image_move, is_move, is_pool, moved_values, remove_unread_moves
-from .products import CONVOLUTIONS
 
 _TYPES: dict[Format, ir.DataType] = {"bfloat16": ir.DataType.BFLOAT16, "float16": ir.DataType.FLOAT16}
 _LONGEST_CHAIN = 64  # of nodes that move elements, through which a rounding is moved up
@@ -66,34 +65,34 @@ class Narrowing:
 
     def _is_for_products(self, value: ir.Value, readers: set[ir.Node]) -> bool:
         """Whether products alone read a value, beside `readers`, some of them through what moves elements."""
-        return not value.is_graph_output() and self._lead_to_products(set(value.consumers()) - readers)
+        return not value.is_graph_output() and self._lead_to_products(use for use in value.uses() if use.node not in readers)
 
-    def _lead_to_products(self, readers: set[ir.Node]) -> bool:
-        """Whether all are products, or move elements to nothing else. Each is looked at once, by however many ways it is met."""
-        pending, seen = list(readers), set(readers)
+    def _lead_to_products(self, uses: Iterable[tuple[ir.Node, int]]) -> bool:
+        """Whether all are of products that are to read narrow numbers there, or of what moves elements to nothing else.
+
+        Each is looked at once, by however many ways it is met.
+        """
+        pending = list(uses)
+        seen = set(pending)
         while pending:
-            reader = pending.pop()
+            reader, position = pending.pop()
             if is_image_move(reader) or (is_pool(reader) and reader.op_type == "MaxPool"):
                 result = reader.outputs[0]
                 if result.is_graph_output() or not result.uses():
                     return False
-                found = set(result.consumers()) - seen
-                seen |= found
+                found = [use for use in result.uses() if use not in seen]
+                seen.update(found)
                 pending += found
-            elif kind_of(reader) is not Kind.OUTPUT_FUSABLE or self._reads_image_wide(reader):
+            elif kind_of(reader) is not Kind.OUTPUT_FUSABLE or position not in self.formats.get(reader, {}):
                 return False
         return True
-
-    def _reads_image_wide(self, node: ir.Node) -> bool:
-        """Whether a node is a convolution that is to read its image as it is."""
-        return node.op_type in CONVOLUTIONS and 0 not in self.formats.get(node, {})
 
     def _read_pool_narrow(self, pool: ir.Node, form: Format, moves: int) -> None:
         """Let a MaxPool whose result is rounded read what is rounded before, unless that would be stored in both types."""
         source = pool.inputs[0]
         if pool.op_type != "MaxPool" or source is None or source.producer() is None or source.is_graph_output():
             return
-        if self._lead_to_products({reader for reader in source.consumers() if reader is not pool and not is_pointwise(reader)}):
+        if self._lead_to_products(use for use in source.uses() if use.node is not pool and not is_pointwise(use.node)):
             self.read_narrow(pool, 0, self._narrowed(source, form, {pool}, moves))
             remove_unread_moves(source)
 

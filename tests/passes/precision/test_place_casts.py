@@ -55,6 +55,17 @@ def test_formats_are_kept_with_the_model() -> None:
     assert [operand_formats(node) for node in again.graph] == [{}, {0: "bfloat16", 1: "float16"}, {}, {}]
 
 
+def test_a_pooling_that_a_product_reads_wide_is_not_rounded() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    main (float[1,2,4,4] x, float[2,2,1,1] v, float[3,2] w) => (float[1,2,3,3] y, float[1,2,3,2] z) {
+        h = Relu(x) p = MaxPool<kernel_shape=[2,2]>(h) y = Conv(p, v) z = MatMul(p, w) }"""
+    both: Formats = {0: "bfloat16", 1: "bfloat16"}
+    for formats, line in (({"y": both}, "MaxPool{kernel_shape=[2,2]}(%h)"), ({"y": both, "z": both}, "(%h_bfloat16_wide)")):
+        model = assigned(text, **formats)
+        run_pipeline(model, parse_pipeline("place-casts", PASSES), CONTEXT)
+        assert line in print_model(model)
+
+
 def test_an_assignment_is_used_up() -> None:
     model = assigned(y={0: "bfloat16"})
     (first, second) = run_pipeline(model, parse_pipeline("place-casts,place-casts", PASSES), CONTEXT)
