@@ -67,10 +67,13 @@ def _reading_fault(root: ir.Value) -> str:
     return ""
 
 
-def _extend(plan: _Plan, node: ir.Node, shown: _Shape, source: _Shape, holds: Callable[[ir.Value], bool]) -> str:
+def _extend(
+    plan: _Plan, node: ir.Node, shown: _Shape, source: _Shape, holds: Callable[[ir.Value], bool], waiting: int = 0
+) -> str:
     """Put a node, after those that come along, into a plan that computes it in the shape of the source; else why not.
 
-    Values that hold their readers are those whose makers these are better computed beside than beside the source.
+    Values that hold their readers are those whose makers these are better computed beside than beside the source. Beside those of
+    the plan, `waiting` nodes come along, for whose operands this one is.
     """
     if static_shape(node.outputs[0]) != shown:
         return f"its shape is {node.outputs[0].shape} and that of the view {list(shown)}"
@@ -91,9 +94,9 @@ def _extend(plan: _Plan, node: ir.Node, shown: _Shape, source: _Shape, holds: Ca
             return f"%{value.name} spans only some of the dimensions that become others"
         if value is not None and form.shape == source:
             producer = _only_for(node, value)
-            if holds(value) if producer is None else not is_pointwise(producer) or len(plan) >= _MAX_PULLED:
+            if holds(value) if producer is None else not is_pointwise(producer) or len(plan) + waiting >= _MAX_PULLED:
                 return f"it can join what makes %{value.name}"
-            if producer is not None and (fault := _extend(plan, producer, shown, source, holds)):
+            if producer is not None and (fault := _extend(plan, producer, shown, source, holds, waiting + 1)):
                 return fault
         forms.append(form)
     plan[node] = forms
