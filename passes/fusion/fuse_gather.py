@@ -50,6 +50,8 @@ def _product_of(gather: ir.Node) -> ir.Node | Rejection:
     if product.op_type != "MatMul" or product.domain != "" or product.inputs[1] is not gathered:
         return Rejection(f"{product.op_type} does not multiply by %{gathered.name} from the right", (gather, product))
     left = product.inputs[0]
+    if left is gathered:
+        return Rejection(f"MatMul multiplies %{gathered.name} by itself", (gather, product))
     if left is None or left.shape is None or gathered.shape is None or len(left.shape) != 3:
         return Rejection("the left operand of MatMul is not of rank 3", (gather, product))
     if left.shape[0] != gathered.shape[0]:
