@@ -59,6 +59,8 @@ def find_core(softmax: ir.Node, opset: int) -> Core | Rejection | None:
         return Rejection("MatMul does not multiply the probabilities from the right, each at its place", (softmax, weighted))
     if fault := _leaving(softmax, after, weighted):
         return fault
+    if (values := _input(weighted, 1)).producer() in (softmax, *after):
+        return Rejection(f"the values %{values.name} are made of the probabilities", (softmax, weighted))
     found = scores_of(softmax)
     if isinstance(found, Rejection):
         return found
