@@ -135,13 +135,14 @@ def pointwise_makers(model: ir.Model, concat: ir.Node) -> Makers | str:
 
 def _made(operand: ir.Value | None, views: list[ir.Node]) -> ir.Value | None:
     """What an operand is but for dimensions of one; the views between are added to `views`."""
-    value = operand
+    value, found = operand, list[ir.Node]()
     while value is not None and (view := value.producer()) is not None and is_view(view):
         source = view.inputs[0]
         if source is None or len(value.uses()) != 1 or value.is_graph_output() or not _differs_by_ones(source, value):
             return None
-        views.append(view)
+        found.append(view)
         value = source
+    views += reversed(found)
     return value if value is not None and has_static_type(value) else None
 
 
