@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ....compiler.ir.constants import constant_tensor
 from ....compiler.ir.facts import tensor_type
 from ....compiler.ir.kinds import is_pointwise
-from ....compiler.ir.matching import static_shape
 from ....compiler.ir.rewriter import Rejection
 from ....compiler.ir.rows import Place, Rows, has_row_types, rows_of
 from ....runtime.symbolic.shapes import same_shape
@@ -93,18 +93,27 @@ class Growth:
             return "it has types that rows are not computed in"
         if (rows := rows_of(node)) is not None:
             reads = [value for value in node.inputs[1:] if value is not None and value.producer() in self.members]
-            return None if rows == self.rows and not reads else f"its rows are not those of {self.seed.op_type}"
+            fault = "" if rows == self.rows and not reads else f"its rows are not those of {self.seed.op_type}"
+            return fault or self._both_ways_fault(node)
         made = [value for value in node.inputs if value is not None and value.producer() in self.members]
         flat = [value for value in made if self.rows.place_of(value) is Place.FLAT]
         if place is None or (place is Place.FLAT) != bool(flat) or (flat and len(flat) != len(made)):
             return f"its shape is {node.outputs[0].shape}, which is not that of the rows {list(self.rows.shape)}"
         if place is Place.ROW and not made:
             return "it computes one number for each row, and reads nothing of the group"
-        outside = {value for value in node.inputs if value is not None and value not in made and static_shape(value) != ()}
-        others = {
-            value for member, other in self.members.items() if (other is Place.FLAT) != bool(flat) for value in member.inputs
-        }
-        return "an operand is read with and without the dimensions of the row" if flat and outside & others else None
+        return self._both_ways_fault(node)
+
+    def _both_ways_fault(self, node: ir.Node) -> str | None:
+        """That an operand in memory is read along rows, and by what has lost their dimensions."""
+        is_flat = self._is_flat(node)
+        others = {value for member in self.members if self._is_flat(member) != is_flat for value in member.inputs}
+        read = [value for value in node.inputs if value in others and value is not None and not _is_number(value)]
+        is_outside = any(value.producer() not in self.members for value in read)
+        return "an operand is read with and without the dimensions of the row" if is_outside else None
+
+    def _is_flat(self, node: ir.Node) -> bool:
+        """Whether a node reads values without the dimensions of the row; a reduction reads rows, whatever it makes."""
+        return rows_of(node) is None and self.rows.place_of(node.outputs[0]) is Place.FLAT
 
     def _scratch(self, node: ir.Node) -> int:
         """Bytes of a row of all element values that could be kept, an upper bound.
@@ -144,6 +153,12 @@ class Growth:
         for node, reason in self.rejected.items():
             if node not in self.members:
                 yield Rejection(f"{node.op_type} not computed in the rows of {self.seed.op_type}: {reason}", (self.seed, node))
+
+
+def _is_number(value: ir.Value) -> bool:
+    """Whether a value is a constant of one element, which is in the code."""
+    tensor = constant_tensor(value)
+    return tensor is not None and tensor.size == 1
 
 
 def neighbours(node: ir.Node) -> Iterator[ir.Node]:
