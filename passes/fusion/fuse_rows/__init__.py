@@ -14,6 +14,7 @@ from ....compiler.ir.rows import Rows, claimed_nodes, rows_of
 from ....compiler.pipeline import Context, Pass, number
 from ....runtime.symbolic.sizes import hint_of
 from ....runtime.target import Target
+from .circles import drop_circles
 from .columns import column_fault, is_by_column, spell_as_sum, summed_rows
 from .growth import Growth, neighbours
 from .product import product_before, product_fault
@@ -34,11 +35,11 @@ class FuseRows(Pass):
 
     A reduction, normalization or softmax over the last dimensions takes pointwise nodes and others over the same rows, so that
     a row is read and written once. Legal when every value has an element, or one number, for each place or row, and no path
-    leaves the group and returns. Worth it when more than one reduction is in it, or what the epilogue of one cannot hold: nodes
-    before it, or larger than its result. What an epilogue of a matrix product takes stays there, as that costs the same bytes,
-    unless the product itself is computed with the rows of its result: one by constant float32 weights, which each thread reads
-    for its share of the rows, where that is large enough, and no kernel on a tile unit or by Strassen's algorithm, which takes
-    blocks of all rows, computes it faster alone.
+    leaves the group and returns, other groups being nodes. Worth it when more than one reduction is in it, or what the epilogue
+    of one cannot hold: nodes before it, or larger than its result. What an epilogue of a matrix product takes stays there, as
+    that costs the same bytes, unless the product itself is computed with the rows of its result: one by constant float32
+    weights, which each thread reads for its share of the rows, where that is large enough, and no kernel on a tile unit or by
+    Strassen's algorithm, which takes blocks of all rows, computes it faster alone.
 
     A product by one column is a sum over rows, too, which is first spelled as one: of a vector of columns, which a product's tile
     has, all but one would be computed for nothing. Legal for floats of 32 bits or more, where the left operand has all dimensions
@@ -51,11 +52,22 @@ class FuseRows(Pass):
     def run(self, model: ir.Model, context: Context) -> bool:
         if model.graph.opset_imports.get("", 1) < _SOFTMAX_OPSET:
             return False
-        spelled = _spell_columns(model, context)
-        order = {node: index for index, node in enumerate(model.graph)}
+        changed, is_left = _spell_columns(model, context), True
+        while is_left:  # beside other groups as nodes, one that was on a circle with them may be a smaller one
+            order = {node: index for index, node in enumerate(model.graph)}
+            groups = self._groups(model, context, order)
+            faults = drop_circles(groups, order)
+            for fault in faults:
+                context.reject(self.name, fault)
+            _fuse(model, groups, order)
+            changed, is_left = changed or bool(groups), bool(faults and groups)
+        return changed
+
+    def _groups(self, model: ir.Model, context: Context, order: dict[ir.Node, int]) -> list[list[ir.Node]]:
+        """The groups that are worth it, each in order of the graph, without a node that is in two."""
         claimed = claimed_nodes(model.graph)
         taken: set[ir.Node] = set()
-        groups, ask = [], context.kernels_of(model)
+        groups, ask = list[list[ir.Node]](), context.kernels_of(model)
         for seed in order:
             rows = rows_of(seed)
             if rows is None or seed in taken:
@@ -81,10 +93,20 @@ class FuseRows(Pass):
                 context.reject(self.name, one)
             if _is_worth(group, growth):
                 taken.update(group)
-                groups.append((group, _is_adjacent(group, order)))
-        for group, adjacent in groups:
-            fuse_into_function(model, group, _group_name(group), adjacent=adjacent)
-        return spelled or bool(groups)
+                groups.append(group)
+        return groups
+
+
+def _fuse(model: ir.Model, groups: list[list[ir.Node]], order: dict[ir.Node, int]) -> None:
+    """Make a function of each group. What stands between the nodes of one and reads it is moved behind its call."""
+    for group in groups:
+        nodes = sorted(group, key=order.__getitem__)
+        is_adjacent = _is_adjacent(nodes, order)
+        call = fuse_into_function(model, nodes, _group_name(nodes), adjacent=is_adjacent)
+        if is_adjacent or len(call.outputs) == 1:
+            order[call] = order[nodes[-1]]
+        else:
+            order = {node: place for place, node in enumerate(model.graph)}
 
 
 def _spell_columns(model: ir.Model, context: Context) -> bool:
