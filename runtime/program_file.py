@@ -67,7 +67,7 @@ _SIMULATED = "simulated.so"
 CODE = {"cpu": "library.so", "cuda": "kernels.cubin", "rocm": "kernels.hsaco", "cuda-sim": _SIMULATED, "rocm-sim": _SIMULATED}
 _OPTIONAL = (SHARED_CONSTANTS, STORED)
 _CHECKSUMS = "stored"  # of the constants in STORED, by name, in the manifest
-_CONTENTS = "contents"  # of the shared constants, by name, in the manifest
+CONTENTS = "contents"  # of the shared constants, by name, in the manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def write_program(
     checksums: dict[str, object] = {}
     pages = _StoredMember(constants_header(stored, stored_bytes(plan)), _stored_data(stored, checksums)) if stored else None
     if shared_constants:
-        manifest = {**manifest, _CONTENTS: {source.name: source.content for source in shared_constants}}
+        manifest = {**manifest, CONTENTS: {source.name: source.content for source in shared_constants}}
     own = [] if pool is not None else _placed((one.content, one.size_bytes, one.load) for one in shared_constants)
     if pool is not None:
         for source in shared_constants:
@@ -353,7 +353,7 @@ def _shared(
 ) -> dict[str, SharedConstant]:
     """The shared constants of a program by the names of their buffers: those given, else those beside its file."""
     sizes = {buffer.name: buffer.size_bytes for buffer in plan.buffers if buffer.space == SHARED}
-    contents = manifest.get(_CONTENTS, {})
+    contents = manifest.get(CONTENTS, {})
     if not isinstance(contents, dict) or contents.keys() != sizes.keys() or not all(map(shared.is_content, contents.values())):
         raise ProgramFileError(MANIFEST, "its shared weights are not those of the plan", COPY_AGAIN)
     if given is None:

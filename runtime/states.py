@@ -21,10 +21,10 @@ from .device import Arena, Device
 from .errors import InputError, ProgramFileError
 from .interchange import as_array
 from .plan import STATES, Buffer, State
-from .program_file import Program
+from .program_file import CONTENTS, SHARED_CONSTANTS, Program
 
 _HEADER = "states.json"  # the member that says of which program the states are, and what types they have
-_FORMAT = 1
+_FORMAT = 2
 _LARGEST_HEADER_BYTES = 1 << 16  # of an array in NumPy's file
 
 
@@ -140,10 +140,15 @@ class States(Mapping[str, np.ndarray]):
 
     @property
     def digest(self) -> str:
-        """What tells the program apart from others: the hash of those of its plan, code and weights, in any file."""
-        hashes = self._program.manifest.get("sha256")
-        kept = {name: hashes[name] for name in hashes if not name.endswith(" header")} if isinstance(hashes, dict) else None
-        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+        """What tells the program apart from others: the hash of those of its plan, code and weights, in any file.
+
+        Of weights that programs share, which are in its file or in others, it is the contents that count.
+        """
+        manifest = self._program.manifest
+        hashes = manifest.get("sha256")
+        members = hashes.items() if isinstance(hashes, dict) else ()
+        kept = {name: one for name, one in members if name != SHARED_CONSTANTS and not name.endswith(" header")}
+        return hashlib.sha256(json.dumps([kept, manifest.get(CONTENTS)], sort_keys=True).encode()).hexdigest()
 
     @property
     def layout(self) -> tuple[tuple[State, int | None], ...]:

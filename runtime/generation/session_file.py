@@ -23,7 +23,7 @@ from ..plan import State
 from ..states import States
 
 HEADER = "session.json"
-_FORMAT = 1
+_FORMAT = 2
 _LARGEST_HEADER_BYTES = 1 << 16  # of an array in NumPy's file
 _ROWS = 2  # the axis of a cache [batch, heads, rows, width]
 UNKNOWN = -1  # a token of a text whose number nobody has told

@@ -191,6 +191,41 @@ def test_files_of_other_programs_are_refused(net: CompiledModel, tmp_path: Path)
     np.testing.assert_array_equal(states["sum"], np.full(4, 11, np.float32))
 
 
+LARGE = """<ir_version: 10, opset_import: ["": 21]>
+g (float[1,256] x, float[1,256] sum) => (float[1,256] y, float[1,256] sum_new) {
+  h = MatMul(x, w)
+  sum_new = Add(sum, h)
+  y = Relu(sum_new)
+}"""
+
+
+def test_files_know_programs_by_weights_that_programs_share(tmp_path: Path) -> None:
+    """Large ones, which lie in files of their own, or in the program's, and are the same weights there."""
+    path, x = tmp_path / "states.npz", np.ones((1, 256), np.float32)
+
+    def of_weight(scale: float) -> CompiledModel:
+        proto = parser.parse_model(LARGE)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(256, dtype=np.float32) * scale, "w"))
+        net = prefuse.compile(proto, states={"sum_new": "sum"}, cache=False)
+        assert isinstance(net, CompiledModel)
+        return net
+
+    net = of_weight(2)
+    assert net.program.shared, "the weight is none that programs share"
+    net(x)
+    net.states.save(path)
+    with pytest.raises(ProgramFileError, match="of another program"):
+        of_weight(3).states.load(path)
+    net.save(tmp_path / "net.prefuse")
+    loaded = prefuse.load(tmp_path / "net.prefuse")
+    assert isinstance(loaded, CompiledModel)
+    loaded.states.load(path)
+    np.testing.assert_array_equal(loaded(x), x * 4)
+    loaded.states.save(path)
+    net.states.load(path)
+    np.testing.assert_array_equal(net(x), x * 6)
+
+
 def test_broken_files_are_refused(net: CompiledModel, tmp_path: Path) -> None:
     session, path = net.context(), tmp_path / "states.npz"
     session(ONES, GIVEN)

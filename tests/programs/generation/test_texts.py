@@ -8,6 +8,7 @@ import sys
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -274,6 +275,19 @@ def test_the_states_of_another_program_are_refused(generator: Generator, texts: 
         another.load(path)
     with pytest.raises(InputError, match="no text before it"):
         another.generate([[], []], 1)
+
+
+def test_the_texts_of_other_weights_are_refused(generator: Generator, tmp_path: Path) -> None:
+    """Of tables alone, which all programs of a generator share and which its manifest names by their contents."""
+    session, another = generator.session(), generator.session()
+    session.generate(PROMPTS, 2)
+    session.save(tmp_path / "text.npz")
+    program = generator.programs[1].program
+    manifest = {**program.manifest, "contents": dict.fromkeys(program.shared, "0" * 64)}
+    assert program.shared
+    another._states._program = replace(program, manifest=manifest)
+    with pytest.raises(ProgramFileError, match="it holds the texts of another program"):
+        another.load(tmp_path / "text.npz")
 
 
 def test_threads_have_texts_of_their_own(generator: Generator, texts: np.ndarray) -> None:
