@@ -32,7 +32,7 @@ class States(Mapping[str, np.ndarray]):
     """Arrays by name: as the last call has left them, zeros or what the model says before the first.
 
     What is read is a copy; what is set is copied. One thread at a time may have a session: while another calls it, all of this
-    raises InputError.
+    but `glance` raises InputError.
     """
 
     def __init__(self, program: Program, device: Device) -> None:
@@ -71,6 +71,10 @@ class States(Mapping[str, np.ndarray]):
         with self._held():
             self._set(self._states[name], array)
             self._lost.discard(name)
+
+    def glance(self, name: str) -> np.ndarray:
+        """A copy of a state as it is in memory, at any time: nobody waits, and a call of another thread may be writing it."""
+        return self._array(self._states[name])
 
     def lose(self) -> None:
         """A call has failed while it may have been renewing states: none is used again before it is set, reset or loaded."""

@@ -167,7 +167,7 @@ class Session:
     @property
     def length(self) -> np.ndarray:
         """How many tokens of each text are in the caches, int64 [batch]; the last one made is not yet."""
-        return self._states[LENGTH]
+        return self._states.glance(LENGTH)
 
     @property
     def waiting(self) -> list[list[int]]:

@@ -181,6 +181,14 @@ def test_a_stream_may_not_use_its_session(generator: Generator, tmp_path: Path) 
     session.generate(PROMPTS, 2, stream=lambda _: session.length.sum() > 0)
 
 
+def test_the_length_is_told_while_another_thread_has_the_states(generator: Generator) -> None:
+    """Who generates has them time after time, and does not find them taken."""
+    session = generator.session()
+    session.generate(PROMPTS, 3)
+    with session._states.lock:
+        np.testing.assert_array_equal(session.length, [len(prompt) + 2 for prompt in PROMPTS])
+
+
 def test_an_iterator_that_fails_leaves_the_text(generator: Generator, texts: np.ndarray) -> None:
     session = generator.session()
     session.generate(PROMPTS, 4)
