@@ -184,7 +184,7 @@ def _checked_programs(decoder: Decoder, given: _Request) -> dict[int, CompiledMo
     from .onnx_step import whole_model
 
     programs, whole = _decoder_programs(decoder, given), None
-    is_float32 = given.precision == "float32" and not given.options.get("weights")
+    is_float32 = given.precision == "float32" and not given.options.get("weights") and not decoder.is_narrow
     if decoder.recurrent or len(programs) == 1:
         model = whole_model(decoder, Target.parse(given.target), given.batch, min(_CHECKED, given.max_tokens))
         whole = given.single(given.compile(model))

@@ -45,6 +45,7 @@ LOGITS, LOGITS_KEPT = "logits", ("num_logits_to_keep", "logits_to_keep")  # how 
 ROWS_STEP = 64  # rows of a cache are a multiple: attention leaves out keys in steps that divide it
 _PAST, _PRESENT = re.compile(r"^past(_key_values)?[._]?"), re.compile(r"^present(_key_values)?[._]?")
 _ROWS_AXIS = 2
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _WRITERS = ("Pad", "TensorScatter")  # that read the past where GroupQueryAttention was
 _RESOLVING = "canonicalize,eliminate-dead"  # sizes that the file computes become numbers
 _FIX = "export a causal decoder with input_ids, attention_mask, position_ids and past_key_values.N.key and .value"
@@ -64,6 +65,11 @@ class Decoder:
     def has_positions(self) -> bool:
         """Whether it is told where tokens are."""
         return any(value.name in (POSITIONS, PLACES) for value in self.model.graph.inputs)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it rounds what it computes to float16 or bfloat16, whatever the precision."""
+        return any(value.dtype in _NARROW for node in self.model.graph.all_nodes() for value in node.outputs)
 
 
 @dataclass(frozen=True, slots=True)
