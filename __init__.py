@@ -169,7 +169,7 @@ def compile_generation(
             and .value, and outputs logits and present.N.key and .value. The weights are read now: later changes do not count. So
             are the tokens that end a text, of a module's generation_config.
         max_tokens: that a sequence may have, prompt and new ones; memory for their keys and values is taken by each session,
-            page by page as its text grows.
+            on a CPU page by page as its text grows where that is more than 32 MiB (docs/generation.md).
         prefill: how many tokens of a prompt may be read at once: a program each. The last piece of a prompt is filled up, or,
             where a model has recurrent states, read one by one.
         batch: sequences of a call, of any lengths each.

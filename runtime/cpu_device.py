@@ -31,20 +31,26 @@ PROFILE = "prefuse_profile"  # and the address of the stamps; only in programs t
 CLOCK_WORDS = 2  # of an int64 each, before the counters: struct timespec, seconds and nanoseconds
 _HUGE_PAGE_BYTES = 2 << 20
 _MADV_POPULATE_WRITE = 23  # of linux/mman.h, which Python does not name
+_LEAST_HUGE_PART_BYTES = 4 * _HUGE_PAGE_BYTES  # of parts whose first rows may take a huge page each: a quarter of all
 _READY_ARENA_BYTES = 32 << 20  # up to which all pages are provided at once, in some milliseconds that a first call would take
 
 
 class CpuArena:
-    """Anonymous memory, page-aligned, zero until written; a page of a large one is provided when it is first touched."""
+    """Anonymous memory, page-aligned, zero until written; a page of a large one is provided when it is first touched.
 
-    def __init__(self, size_bytes: int) -> None:
+    `part_bytes` is as in `Device.allocate`: where the beginnings of parts are all of its large pages, or most, these are small.
+    """
+
+    def __init__(self, size_bytes: int, part_bytes: int = 0) -> None:
         try:
             self._memory = mmap.mmap(-1, max(size_bytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared has no huge pages
         except (OSError, OverflowError, ValueError) as error:
             what = f"no memory for {size_bytes} bytes of activations"
             raise ArenaMemoryError("arena", what, "free memory, use fewer contexts at once or a smaller batch") from error
         with suppress(OSError):  # hints, which not every kernel takes
-            if size_bytes >= _HUGE_PAGE_BYTES:
+            if size_bytes > _READY_ARENA_BYTES and mmap.PAGESIZE < part_bytes < _LEAST_HUGE_PART_BYTES:
+                self._memory.madvise(mmap.MADV_NOHUGEPAGE)  # which the system may give unasked
+            elif size_bytes >= _HUGE_PAGE_BYTES:
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
             if size_bytes <= _READY_ARENA_BYTES:
                 self._memory.madvise(_MADV_POPULATE_WRITE)
@@ -162,8 +168,8 @@ class CpuDevice:
             page_in(memory)
         return CpuExecutable(program)
 
-    def allocate(self, size_bytes: int) -> CpuArena:
-        return CpuArena(size_bytes)
+    def allocate(self, size_bytes: int, part_bytes: int = 0) -> CpuArena:
+        return CpuArena(size_bytes, part_bytes)
 
 
 def load_library(content: bytes, names: Sequence[str]) -> native.Library:

@@ -61,8 +61,9 @@ class Device(Protocol):
             ProgramFileError: the code cannot be loaded here.
         """
 
-    def allocate(self, size_bytes: int) -> Arena:
-        """Memory for one context, aligned to `plan.ALIGNMENT`.
+    def allocate(self, size_bytes: int, part_bytes: int = 0) -> Arena:
+        """Memory for one context, or for states, aligned to `plan.ALIGNMENT`. Of `part_bytes` each it has parts that are filled
+        over many calls, each from its beginning on; 0: it is used as a whole.
 
         Raises:
             ArenaMemoryError: there is not so much memory.

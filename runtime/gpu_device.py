@@ -92,7 +92,7 @@ class GpuDevice:
     def load(self, program: Program) -> GpuExecutable:
         return GpuExecutable(program, self._find_driver)
 
-    def allocate(self, size_bytes: int) -> GpuArena:
+    def allocate(self, size_bytes: int, part_bytes: int = 0) -> GpuArena:
         gpu = _found(self._find_driver)
         with _named_errors("arena"):
             return GpuArena(gpu, size_bytes)

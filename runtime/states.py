@@ -26,6 +26,7 @@ from .program_file import CONTENTS, SHARED_CONSTANTS, Program
 _HEADER = "states.json"  # the member that says of which program the states are, and what types they have
 _FORMAT = 2
 _LARGEST_HEADER_BYTES = 1 << 16  # of an array in NumPy's file
+CACHE_RANK = 4  # of keys and values: [batch, heads, rows, width]
 
 
 class States(Mapping[str, np.ndarray]):
@@ -162,14 +163,19 @@ class States(Mapping[str, np.ndarray]):
     def memory(self) -> Arena:
         """The memory, which the first to ask for it has allocated and set. Raises ArenaMemoryError.
 
-        Zeros are not written to what is zero: of a long cache, pages are provided as a text reaches them.
+        Zeros are not written to what is zero: of long caches, pages are provided as a text reaches them.
         """
         if self._memory is None:
-            self._memory = self._device.allocate(self._program.plan.space(STATES).size_bytes)
+            self._memory = self._device.allocate(self._program.plan.space(STATES).size_bytes, self._head_bytes())
             for state in self._states.values():
                 if state.initial is not None or not self._device.gives_zeros:
                     self._reset(state)
         return self._memory
+
+    def _head_bytes(self) -> int:
+        """Of the largest cache [batch, heads, rows, width], which texts fill row by row, the bytes of a head; 0 without any."""
+        kinds = [state.type for state in self._states.values() if len(state.type.shape) == CACHE_RANK]
+        return max((kind.size_bytes // max(kind.shape[0] * kind.shape[1], 1) for kind in kinds), default=0)
 
     def _state(self, name: str) -> State:
         if name not in self._states:

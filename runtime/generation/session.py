@@ -16,6 +16,7 @@ from ..device import Invocation
 from ..errors import InputError
 from ..executor import CompiledModel
 from ..interchange import is_integer
+from ..states import CACHE_RANK
 from .loop import GenerationLibrary
 from .prompt_cover import first_piece
 from .request import Counts, Request, Settings, Stream, Tokens, prompts_of, request_of, with_room
@@ -71,7 +72,7 @@ class Session:
         self._caches = [
             state.name
             for state, _ in self._states.layout
-            if state.name not in self._recurrent and len(state.type.shape) == _CACHE_RANK  # a model may keep other things
+            if state.name not in self._recurrent and len(state.type.shape) == CACHE_RANK  # a model may keep other things
         ]
         contexts = {count: first if count == 1 else program.context_of(self._states) for count, program in programs.items()}
         arena = first.new_arena(max(context.arena_bytes for context in contexts.values()))  # one program runs at a time
@@ -428,7 +429,6 @@ class Session:
 
 _WEIGHTS_ROWS = 12  # of a prompt's piece, which take as long as reading all weights: GPT-2 in float32, two threads
 _LAUNCHES_ROWS = 1 << 20  # the same on a GPU: the fewest pieces
-_CACHE_RANK = 4  # of keys and values: [batch, heads, rows, width]
 
 
 def _reader(batch: int, count: int, call: Invocation) -> _Reader:

@@ -40,14 +40,14 @@ def test_calls_leave_the_affinity_of_the_thread_alone(tiny: CompiledModel, x: np
 
 def test_weights_and_a_small_arena_are_there_before_the_first_call(tiny_file: Path) -> None:
     """Pages are mapped when a model is loaded; who only reads a program pays for none of them."""
-    assert _resident_bytes(read_program(tiny_file).constants.ctypes.data) <= 1 << 16  # what reading its neighbours has mapped
+    assert resident_bytes(read_program(tiny_file).constants.ctypes.data) <= 1 << 16  # what reading its neighbours has mapped
     model = load(tiny_file)
     weights = model.program.constants
-    assert _resident_bytes(weights.ctypes.data) >= weights.nbytes
+    assert resident_bytes(weights.ctypes.data) >= weights.nbytes
     (context,) = model._idle
     arena = context._invocation
     assert arena is not None
-    assert _resident_bytes(arena._arena.address) >= model._arena_bytes  # type: ignore[attr-defined]
+    assert resident_bytes(arena._arena.address) >= model._arena_bytes  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +91,20 @@ print(faults() - before)
 @pytest.mark.parametrize(("mebibytes", "is_ready"), [(8, True), (64, False)])
 def test_pages_of_a_large_arena_are_provided_when_they_are_touched(mebibytes: int, is_ready: bool) -> None:
     arena = cpu_device.CpuArena(mebibytes << 20)
-    assert (_resident_bytes(arena.address) >= mebibytes << 20) == is_ready
+    assert (resident_bytes(arena.address) >= mebibytes << 20) == is_ready
 
 
-def _resident_bytes(address: int) -> int:
+@pytest.mark.parametrize(("part_kib", "most_mib"), [(256, 1), (4 << 10, 1), (16 << 10, 8)])
+def test_parts_that_grow_take_pages_as_they_do(part_kib: int, most_mib: int) -> None:
+    """Large pages only where a part has several: else the first rows of parts would provide it all."""
+    arena = cpu_device.CpuArena(64 << 20, part_kib << 10)
+    before = resident_bytes(arena.address)
+    for begin in range(0, 64 << 20, part_kib << 10):
+        arena.write(begin, np.ones(64, np.uint8))
+    assert resident_bytes(arena.address) - before <= most_mib << 20
+
+
+def resident_bytes(address: int) -> int:
     """Of the mapping of this process in which an address lies, the bytes that are in memory and mapped."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -174,11 +184,11 @@ def test_a_library_goes_with_its_model(serial_file: Path) -> None:
     context = model._idle[0]
     address = ctypes.cast(context._invocation._function, ctypes.c_void_p).value  # type: ignore[union-attr]
     assert address is not None
-    assert _resident_bytes(address) > 0
+    assert resident_bytes(address) > 0
     del model, context
     gc.collect()
     with pytest.raises(AssertionError, match="is not mapped"):
-        _resident_bytes(address)
+        resident_bytes(address)
 
 
 def test_loading_imports_neither_torch_nor_tvm(tiny_file: Path) -> None:

@@ -52,7 +52,7 @@ class FakeDevice:
     def load(self, program: Program) -> FakeExecutable:
         return self.executable
 
-    def allocate(self, size_bytes: int) -> CpuArena:
+    def allocate(self, size_bytes: int, part_bytes: int = 0) -> CpuArena:
         return CpuArena(size_bytes)
 
 

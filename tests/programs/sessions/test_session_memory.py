@@ -13,6 +13,7 @@ import torch
 from onnx import parser
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.generation.generator import Generator
+from prefuse.tests.runtime.test_cpu_device import resident_bytes
 
 transformers = pytest.importorskip("transformers")
 
@@ -72,6 +73,15 @@ def test_memory_of_a_cache_is_provided_as_a_text_grows(generator: Generator) -> 
     assert not any(session._states[name].any() for name in session._states)
     session.generate([3, 4, 5], 5)
     assert session.length == 7
+
+
+def test_a_first_token_takes_few_pages(generator: Generator) -> None:
+    """Each head's first rows are in a page of their own, which is a small one."""
+    session = generator.session()
+    place = session._states.memory().address
+    before = resident_bytes(place)
+    session.generate([3, 4, 5], 1)
+    assert 0 < resident_bytes(place) - before < 1 << 20
 
 
 def test_programs_of_a_session_share_an_arena(generator: Generator) -> None:
