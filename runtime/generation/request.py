@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 import numpy as np
 
 from ..errors import InputError
-from ..interchange import is_integer
+from ..interchange import as_array, is_integer, is_torch
 
 if TYPE_CHECKING:
     import torch
@@ -193,14 +193,14 @@ def _bias(given: Bias | None, rows: int, batch: int, vocabulary: int) -> np.ndar
             for token, number in given.items():
                 if not is_integer(token) or not 0 <= token < vocabulary:
                     raise InputError(name, f"there is no token {token!r}", f"the model has tokens 0 to {vocabulary - 1}")
-                whole[:, token] = number
+                whole[:, token] = _without_torch(number, name)
         else:
-            array = np.asarray(given, np.float32)
+            array = np.asarray(_without_torch(given, name), np.float32)
             if array.shape not in ((vocabulary,), (rows, vocabulary)):
                 fix = f"give a dictionary by tokens, or an array [{vocabulary}] or [{rows}, {vocabulary}]"
                 raise InputError(name, f"an array {list(array.shape)} given", fix)
             whole[:rows] = array
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # the last of tensors in a list that are no plain numbers
         if isinstance(error, InputError):
             raise
         raise InputError(name, "not all that is given are numbers", "give a dictionary by tokens, or an array") from None
@@ -209,6 +209,11 @@ def _bias(given: Bias | None, rows: int, batch: int, vocabulary: int) -> np.ndar
     if np.isneginf(whole).all(1).any():
         raise InputError(name, "no token is left", "leave one that is not -inf")
     return whole
+
+
+def _without_torch(given: object, where: str) -> object:
+    """What is given, as an array where it is a tensor, of any type, with or without a gradient. Raises InputError."""
+    return as_array(given, where) if not isinstance(given, (list, tuple)) and is_torch(given) else given
 
 
 def _key(seed: object, rows: int, batch: int) -> np.ndarray:

@@ -135,6 +135,17 @@ def test_scores_are_those_of_torch(gpt2: Any, generator: Generator) -> None:
     assert other.waiting[1] == [made[1, -1]]
 
 
+def test_a_bias_may_be_any_tensor(generator: Generator) -> None:
+    """In bfloat16, or with a gradient."""
+    bias = np.zeros(96, np.float32)
+    bias[[7, 9]] = 200, 100
+    expected = generator.generate(PROMPTS, 2, logit_bias=bias)
+    tensor = torch.tensor(bias)
+    given: list[Any] = [tensor.to(torch.bfloat16), torch.nn.Parameter(tensor), {7: torch.nn.Parameter(tensor[7])}]
+    for one in given:
+        np.testing.assert_array_equal(generator.generate(PROMPTS, 2, logit_bias=one), expected)
+
+
 def test_the_models_own_ends(gpt2: Any, tmp_path: Path) -> None:
     """Of its generation_config, where a call names none; from a file, too. None beyond the vocabulary."""
     texts = [continued(gpt2, prompt, 20) for prompt in PROMPTS]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import prefuse
 import pytest
+import torch
 from prefuse.runtime.errors import InputError, OptionError
 from prefuse.runtime.generation.generator import Generator
 
@@ -43,6 +44,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a bias of no token": ({"logit_bias": {96: 1.0}}, "logit_bias: there is no token 96"),
     "a bias of some": ({"logit_bias": [1.0, 2.0]}, r"logit_bias: an array \[2\] given"),
     "a bias that is no number": ({"logit_bias": {3: "much"}}, "logit_bias: not all that is given are numbers"),
+    "a bias that has a gradient in a list": ({"logit_bias": [torch.ones(96, requires_grad=True)] * 2}, "logit_bias: not all"),
+    "a bias on no device": ({"logit_bias": torch.ones(96, device="meta")}, "logit_bias: a torch.strided tensor on meta"),
     "an infinite bias": ({"logit_bias": {3: float("inf")}}, "logit_bias: a number that is NaN or inf"),
     "a ban of all tokens": ({"logit_bias": np.full(96, -np.inf)}, "logit_bias: no token is left"),
     "three seeds": ({"seed": [1, 2, 3]}, "seed: 3 seeds given"),
