@@ -118,7 +118,7 @@ def with_room(request: Request, held: Sequence[int], waiting: Sequence[Sequence[
 def prompts_of(tokens: Tokens, batch: int, vocabulary: int) -> list[list[int]]:
     """The prompts of the sequences that are given. Raises InputError where they are not token numbers, or more than the batch."""
     where = "tokens"
-    rows = tokens.tolist() if hasattr(tokens, "tolist") else _listed(tokens)
+    rows = tokens.tolist() if hasattr(tokens, "tolist") else listed(tokens)
     if isinstance(rows, list):
         rows = [row.tolist() if hasattr(row, "tolist") else row for row in rows]
         if all(isinstance(row, int) for row in rows) and (rows or batch == 1):
@@ -234,7 +234,7 @@ def _ends(
     stop: Stop | None, pad: int | None, vocabulary: int, model_ends: Sequence[int]
 ) -> tuple[np.ndarray, tuple[list[int], ...]]:
     """Stop tokens with what fills up behind them, int64 [STOPS + 1], and the phrases. Raises InputError."""
-    stops = [_listed(one) for one in (model_ends if stop is None else _listed(stop))]
+    stops = [listed(one) for one in (model_ends if stop is None else listed(stop))]
     if len(stops) > STOPS:
         raise InputError("stop", f"{len(stops)} tokens or sequences given", f"give at most {STOPS}")
     if [] in stops:
@@ -255,7 +255,7 @@ def _each(given: Any, rows: int) -> tuple[list[Any], bool]:
     return (list(given) if is_list else [given] * rows), is_list
 
 
-def _listed(given: Any) -> list[Any]:
+def listed(given: Any) -> list[Any]:
     """What is given one by one; by itself where it is one thing only."""
     given = given.tolist() if hasattr(given, "tolist") else given
     try:

@@ -19,7 +19,7 @@ from ..interchange import is_integer
 from ..states import CACHE_RANK
 from .loop import GenerationLibrary
 from .prompt_cover import first_piece
-from .request import Counts, Request, Settings, Stream, Tokens, prompts_of, request_of, with_room
+from .request import Counts, Request, Settings, Stream, Tokens, listed, prompts_of, request_of, with_room
 from .session_file import UNKNOWN, Texts, load_texts, rows_in_use, save_texts, set_rows
 from .steps import Steps
 
@@ -196,17 +196,17 @@ class Session:
         """As `fork`."""
         return self.fork()
 
-    def reset(self, rows: Sequence[int] | None = None) -> None:
+    def reset(self, rows: int | Sequence[int] | None = None) -> None:
         """Begin new texts, or those of some rows of the batch alone. Raises InputError for rows that there are not."""
         with self._held():
-            numbers = range(self._batch) if rows is None else list(rows)
+            numbers = list(range(self._batch)) if rows is None else listed(rows)
             if outside := [row for row in numbers if not is_integer(row) or row not in range(self._batch)]:
                 raise InputError("rows", f"there is no row {outside[0]!r}", f"give numbers from 0 to {self._batch - 1}")
             length = self.length
-            length[list(numbers)] = 0
+            length[numbers] = 0
             self._go_back(length, [[] if row in numbers else waiting for row, waiting in enumerate(self._waiting)])
 
-    def rewind(self, length: Sequence[int] | np.ndarray, waiting: Sequence[Sequence[int]]) -> None:
+    def rewind(self, length: Sequence[int] | np.ndarray, waiting: Tokens) -> None:
         """Go back, or on, to texts of `length` tokens in the caches, as they are there, and `waiting` ones after them.
 
         Before more tokens are made of a text, at least one must wait: to take tokens back, go to the length before the last
@@ -225,7 +225,8 @@ class Session:
             if self._recurrent and ((lengths != 0) & (lengths != self.length)).any():
                 fix = f"give 0, or the lengths that there are ({self.length.tolist()}), or save the session before"
                 raise InputError("length", "the model's recurrent states are those of its last token", fix)
-            rows = prompts_of([list(row) for row in waiting], self._batch, self._vocabulary)
+            given = [row if is_integer(row) else listed(row) for row in listed(waiting)]  # of one text perhaps its tokens
+            rows = prompts_of(given, self._batch, self._vocabulary)
             if len(rows) != self._batch:
                 raise InputError("waiting", f"{len(rows)} rows given", f"give {self._batch}, empty ones perhaps")
             self._go_back(lengths.astype(np.int64), rows)

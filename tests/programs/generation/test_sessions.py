@@ -141,6 +141,22 @@ def test_rewinding_to_all_tokens_leaves_none_to_read(generator: Generator, texts
         session.rewind([0, 0], [[1]])
 
 
+def test_rows_and_what_waits_may_be_flat(generator: Generator) -> None:
+    """A row of a session, the tokens of one text; what is neither is refused as such."""
+    session = generator.session()
+    session.generate(PROMPTS, 1)
+    session.reset(1)
+    assert session.length.tolist() == [len(PROMPTS[0]), 0]
+    for rows in (2, "0", 1.5, [[0]]):
+        with pytest.raises(InputError, match="rows: there is no row"):
+            session.reset(rows)  # type: ignore[arg-type]
+    for waiting, fault in (([5], "waiting: 1 rows given; give 2"), ([5, [6]], "whole numbers"), (1.5, "whole numbers")):
+        with pytest.raises(InputError, match=fault):
+            session.rewind([3, 3], waiting)  # type: ignore[arg-type]
+    session.rewind([3, 0], np.array([[5], [6]]))
+    assert session.waiting == [[5], [6]]
+
+
 def test_an_iterator_of_steps(generator: Generator, texts: np.ndarray) -> None:
     """Each of its tokens when it is made; who leaves has what was made as the text."""
     np.testing.assert_array_equal(np.stack(list(generator.stream(PROMPTS, 20)), 1), texts)
