@@ -21,7 +21,7 @@ from .loop import GenerationLibrary
 from .prompt_cover import first_piece
 from .request import Counts, Request, Settings, Stream, Tokens, listed, prompts_of, request_of, with_room
 from .session_file import UNKNOWN, Texts, load_texts, rows_in_use, save_texts, set_rows
-from .steps import Steps
+from .steps import Steps, log_probability
 
 LENGTH = "length"  # the state of the programs that says how many tokens of each sequence are in the caches
 RECURRENT = "recurrent_"  # what the names of states begin with that each token changes whole
@@ -387,9 +387,7 @@ class Session:
         for place in range(max(map(len, prompts))):
             for number, prompt in enumerate(prompts):
                 if place < len(prompt) and (place or waiting[number]):
-                    logits = self._logits[number].astype(np.float64)
-                    largest = logits.max()
-                    found[number][place] = logits[prompt[place]] - largest - np.log(np.exp(logits - largest).sum())
+                    found[number][place] = log_probability(self._logits[number], prompt[place])
             self._waiting = [list(prompt[place : place + 1]) if place + 1 < len(prompt) else [] for prompt in prompts]
             self._read_prompts()
         if self._steps.is_cancelled:

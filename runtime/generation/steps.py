@@ -141,3 +141,11 @@ class Steps:
             if not after(number) or not self._alive[0] or self.is_cancelled:
                 return number + 1
         return steps
+
+
+def log_probability(logits: np.ndarray, token: int) -> float:
+    """Of a token by logits [vocabulary] as they are, as the sampler tells it: those of inf share it all. NaN behind any NaN."""
+    wide = logits.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        below = np.minimum(wide - min(wide.max(), float(np.finfo(np.float32).max)), 0)
+        return float(below[token] - np.log(np.exp(below).sum()))

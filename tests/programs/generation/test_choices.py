@@ -146,6 +146,24 @@ def test_a_bias_may_be_any_tensor(generator: Generator) -> None:
         np.testing.assert_array_equal(generator.generate(PROMPTS, 2, logit_bias=one), expected)
 
 
+@pytest.mark.filterwarnings("error")
+def test_infinite_logits_share_all_probability(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In what is scored as in what is made."""
+    session = generator.session()
+    session.generate(PROMPTS, 1)
+
+    def read() -> None:
+        session._logits[:], session._waiting = 0, [[], []]
+        session._logits[:, [3, 5]] = np.inf
+
+    monkeypatch.setattr(session, "_read_prompts", read)
+    (likely,), (unlikely,) = session.score([[5], [4]])
+    assert unlikely < -1e38
+    made, told = session.generate([[1], [1]], 1, logprobs=True)
+    np.testing.assert_array_equal(made, [[3], [3]])
+    np.testing.assert_allclose([*told[:, 0], likely], [-np.log(2)] * 3, rtol=1e-6)
+
+
 def test_the_models_own_ends(gpt2: Any, tmp_path: Path) -> None:
     """Of its generation_config, where a call names none; from a file, too. None beyond the vocabulary."""
     texts = [continued(gpt2, prompt, 20) for prompt in PROMPTS]
