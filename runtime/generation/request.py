@@ -211,7 +211,7 @@ def _bias(given: Bias | None, rows: int, batch: int, vocabulary: int) -> np.ndar
     return whole
 
 
-def _without_torch(given: object, where: str) -> object:
+def _without_torch(given: Any, where: str) -> Any:
     """What is given, as an array where it is a tensor, of any type, with or without a gradient. Raises InputError."""
     return as_array(given, where) if not isinstance(given, (list, tuple)) and is_torch(given) else given
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
@@ -225,7 +225,7 @@ class Session:
             if self._recurrent and ((lengths != 0) & (lengths != self.length)).any():
                 fix = f"give 0, or the lengths that there are ({self.length.tolist()}), or save the session before"
                 raise InputError("length", "the model's recurrent states are those of its last token", fix)
-            given = [row if is_integer(row) else listed(row) for row in listed(waiting)]  # of one text perhaps its tokens
+            given: Any = [row if is_integer(row) else listed(row) for row in listed(waiting)]  # of one text perhaps its tokens
             rows = prompts_of(given, self._batch, self._vocabulary)
             if len(rows) != self._batch:
                 raise InputError("waiting", f"{len(rows)} rows given", f"give {self._batch}, empty ones perhaps")
