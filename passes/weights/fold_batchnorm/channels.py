@@ -114,6 +114,8 @@ def _permuted(axes: tuple[int, ...] | None, place: Callable[[int], int], source:
     if not axes:
         return axes
     places = [place(axis) for axis in axes if source[axis] != 1]
+    if not places:  # a Slice has left one channel
+        return ()
     between = [axis for axis in range(min(places), max(places)) if target[axis] != 1 and axis not in places]
     return None if between or places != sorted(places) else _trimmed(range(places[0], places[-1] + 1), target)
 
