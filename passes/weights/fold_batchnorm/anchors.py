@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ....compiler.ir.constants import constant_array, constant_tensor
 from ....compiler.ir.matching import input_at, is_constant, is_floating, rank_of, static_shape
+from ....runtime.symbolic.shapes import is_symbolic
 
 _BLOCK_BYTES = 4 << 20  # of a weight that is at once in float64
 
@@ -120,13 +121,13 @@ def blocks(tensor: ir.TensorProtocol, factors: Sequence[np.ndarray]) -> Iterator
 
 
 def anchor_of(node: ir.Node) -> Anchor | None:
-    """The node as an anchor; None where it is none, or its shapes are unknown. Its weight need not be constant."""
+    """The node as an anchor; None where it is none, or its shapes are unknown or a call's. Its weight need not be constant."""
     if node.domain != "" or node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul") or not is_floating(node.outputs[0]):
         return None
     if node.op_type == "MatMul":
         return _product(node)
     shape = static_shape(node.inputs[1])
-    if shape is None or 0 in shape or rank_of(node.inputs[0]) is None:
+    if shape is None or is_symbolic(shape) or 0 in shape or rank_of(node.inputs[0]) is None:
         return None
     if node.op_type == "Gemm":
         output_dim = 0 if node.attributes.get_int("transB", 0) else 1

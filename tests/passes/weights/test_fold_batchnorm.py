@@ -6,14 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from prefuse.compiler.debugging.oracle import random_inputs, relative_error, run_model
+from prefuse.compiler.frontend.dimensions import bind_domain
+from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.ir.constants import add_constant, constant_array
 from prefuse.compiler.ir.facts import infer_node
 from prefuse.compiler.ir.names import fresh_name
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
 from prefuse.compiler.pipeline.pass_table import PASSES
+from prefuse.runtime.symbolic.sizes import Dim, Domain
 from prefuse.runtime.target import Target
 from prefuse.tests.scaling import assert_scales
 
@@ -247,3 +251,14 @@ def test_float16_weights_that_would_be_subnormal_stay(scale: float, folds: bool)
     run_pipeline(model, parse_pipeline("fold-batchnorm", PASSES), context)
     assert [node.op_type for node in model.graph] == ["MatMul", "Mul"][: 1 if folds else 2]
     assert any("subnormal" in str(remark) for remark in context.remarks) != folds
+
+
+def test_operands_of_any_size_are_no_weights() -> None:
+    """An array of as many numbers as such an operand has channels cannot be made, and cut the sizes to one."""
+    head = '<ir_version: 10, opset_import: ["": 21]> main (float[T,64] x, float[U,64] z) => (float[T,U] y)'
+    model = import_model(onnx.parser.parse_model(f"{head} {{ g = Gemm<transB = 1>(x, z) y = Neg(g) }}"))
+    domain = Domain((Dim("T", 2, 64), Dim("U", 2, 64)), {"T": 8, "U": 8})
+    bound = bind_domain(model, domain, {})
+    run_pipeline(bound, parse_pipeline("fold-batchnorm", PASSES), Context(Target.parse("cpu")))
+    assert not domain.cuts
+    assert [node.op_type for node in bound.graph] == ["Gemm", "Neg"]
