@@ -60,7 +60,7 @@ def directions_of(model: ir.Model, node: ir.Node) -> list[ir.Node]:
 
 def join_directions(model: ir.Model, node: ir.Node, parts: list[ir.Node]) -> None:
     """Put recurrences of one direction in the place of that of both: their results side by side."""
-    layout, weights = node.attributes.get_int("layout", 0), [node.inputs[position] for position in _BY_DIRECTION[:3]]
+    layout, weights = node.attributes.get_int("layout", 0), [input_at(node, position) for position in _BY_DIRECTION[:3]]
     joined: list[ir.Node | None] = []
     for position, whole in enumerate(node.outputs):
         axis = layout if position else 1 + layout

@@ -12,7 +12,7 @@ from prefuse.compiler.ir.facts import infer_facts, tensor_type
 from prefuse.compiler.ir.verifier import verify_model
 from prefuse.compiler.pipeline import Context
 from prefuse.passes.weights.split_weights import SplitWeights
-from prefuse.passes.weights.split_weights.directions import weight_bytes
+from prefuse.passes.weights.split_weights.directions import directions_of, join_directions, weight_bytes
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.hardware.memory_limit import MemoryLimit
 from prefuse.runtime.plan import Launch, planned_bytes
@@ -262,6 +262,21 @@ def test_products_by_strassens_algorithm_stay_whole() -> None:
     assert not SplitWeights().run(model, context)
     assert [node.op_type for node in model.graph] == ["MatMul"]
     assert "would multiply by pieces of w" in str(context.remarks[0])
+
+
+@pytest.mark.parametrize("operator", ["GRU", "LSTM", "RNN"])
+def test_directions_without_a_bias(operator: str) -> None:
+    gates = {"GRU": 3, "LSTM": 4, "RNN": 1}[operator] * 4
+    model = ir.from_onnx_text(
+        f"""<ir_version: 8, opset_import: ["": 18]> main (float[6,2,3] x) => (float[6,2,2,4] y)
+        {{ y = {operator}<hidden_size=4, direction="bidirectional">(x, w, r) }}""",
+        initializers=[ir.tensor(np.ones((2, gates, width), np.float32), name=name) for name, width in (("w", 3), ("r", 4))],
+    )
+    infer_facts(model)
+    (node,) = model.graph
+    join_directions(model, node, directions_of(model, node))
+    verify_model(model)
+    assert [node.op_type for node in model.graph] == [operator, operator, "Concat"]
 
 
 @pytest.mark.parametrize(("parameters", "is_cut"), [("", True), (", activation_alpha=[0.3,0.2]", False)])
