@@ -13,11 +13,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from ...compiler.ir.assignments.node_precision import precision_in
 from ...compiler.ir.constants import constant_array, contiguous
 from ...compiler.ir.facts import schema_of
 from ...compiler.ir.kinds import Kind, kind_of
 from ...compiler.ir.rewriter import Rejection, replace_node
 from ...compiler.ir.scopes import subgraphs_of
+from ...compiler.ir.stored_weights import ROW_BITS
 from ...compiler.ir.structure import attributes_key
 from ...compiler.ir.symbolic.symbols import SizeTensor
 from ...compiler.pipeline import Context, Pass
@@ -75,14 +77,15 @@ class _Merge:
         return changed
 
     def _key(self, node: ir.Node) -> Hashable:
-        """Equal for nodes that compute the same; an attribute at its default is as good as none."""
+        """Equal for nodes that compute the same, as exactly; an attribute at its default is as good as none."""
         schema = schema_of(node, self.model.graph.opset_imports)
         attributes = attributes_key(node)
         if schema is not None and node.attributes:
             defaults = _default_attributes(schema.name, schema.since_version, schema.domain)
             attributes = tuple(one for one in attributes if one not in defaults)
         inputs = frozenset(Counter(node.inputs).items()) if node.op_type in _COMMUTATIVE else node.inputs
-        return node.op_identifier(), inputs, tuple(output.name == "" for output in node.outputs), attributes
+        exactness = (precision_in(node.metadata_props), node.metadata_props.get(ROW_BITS))
+        return node.op_identifier(), inputs, tuple(output.name == "" for output in node.outputs), attributes, exactness
 
 
 @cache

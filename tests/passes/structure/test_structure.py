@@ -10,9 +10,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 from prefuse.compiler.debugging.oracle import random_inputs, run_model
+from prefuse.compiler.ir.assignments.node_precision import PRECISION_KEY
 from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.ir.functions import original_names
 from prefuse.compiler.ir.names import name_nodes
+from prefuse.compiler.ir.stored_weights import ROW_BITS
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
 from prefuse.compiler.pipeline.pass_table import PASSES
 from prefuse.runtime.errors import InvalidModelError
@@ -268,3 +270,14 @@ def test_more_parts_than_a_kernel_takes() -> None:
     outer = f"{', '.join(names)} = Split<num_outputs=300>(x) y = Concat<axis=0>({', '.join(reversed(names))})"
     result, _ = compiled(read(f"main (float[600] x) => (float[600] y) {{ {outer} }}", 21))
     assert [node.op_type for node in result.graph] == ["Split", "Concat"], "these are aliases"
+
+
+@pytest.mark.parametrize(("key", "text"), [(PRECISION_KEY, "float32"), (ROW_BITS, "8")])
+def test_equal_nodes_that_are_computed_more_and_less_exactly_are_two(key: str, text: str) -> None:
+    source = "main (float[2,3] x, float[3,2] w) => (float[2,2] y) { a = MatMul(x, w) b = MatMul(x, w) y = Add(a, b) }"
+    for marked, products in (((), 1), ((1,), 2), ((0, 1), 1)):
+        model = read(source)
+        for place in marked:
+            model.graph[place].metadata_props[key] = text
+        run_pipeline(model, parse_pipeline("merge-equal", PASSES), Context(Target.parse("cpu")))
+        assert [node.op_type for node in model.graph] == ["MatMul"] * products + ["Add"]
