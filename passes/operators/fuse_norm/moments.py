@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ....compiler.ir.constants import scalar_constant
 from ....compiler.ir.matching import static_shape
 from ....compiler.ir.rows import reduced_axes
+from ....runtime.symbolic.shapes import is_symbolic
 from .spelling import either_way, maker, operands, with_constant
 
 
@@ -17,28 +18,29 @@ from .spelling import either_way, maker, operands, with_constant
 class Reduced:
     """A reduction that keeps its dimensions: what it reads, over which of them, counted from 0, and its nodes.
 
-    `factor` is what a sum over them is multiplied by; 1 over the number of elements makes a mean.
+    `factor` is what a sum over them is multiplied by; 1 over the number of elements makes a mean. None: that of ReduceMean.
     """
 
     source: ir.Value
     axes: tuple[int, ...]
-    factor: float
+    factor: float | None
     nodes: tuple[ir.Node, ...]
 
     @property
     def count(self) -> int:
         """Elements of a row; 0 where a run decides."""
         shape = static_shape(self.source)
-        return 0 if shape is None else prod(shape[axis] for axis in self.axes)
+        row = [0] if shape is None else [shape[axis] for axis in self.axes]
+        return 0 if is_symbolic(row) else prod(row)
 
     @property
     def is_mean(self) -> bool:
-        return self.factor == 0.0 or abs(self.factor * self.count - 1) < 1e-6
+        return self.factor is None or abs(self.factor * self.count - 1) < 1e-6
 
     @property
     def is_sample_mean(self) -> bool:
         """Whether the sum is divided by one less than there are elements."""
-        return self.count > 1 and abs(self.factor * (self.count - 1) - 1) < 1e-6
+        return self.factor is not None and self.count > 1 and abs(self.factor * (self.count - 1) - 1) < 1e-6
 
 
 def reduced(value: ir.Value | None, op_type: str) -> Reduced | None:
@@ -57,9 +59,9 @@ def reduced(value: ir.Value | None, op_type: str) -> Reduced | None:
 
 
 def mean_of(value: ir.Value | None) -> Reduced | None:
-    """A ReduceMean, or a ReduceSum that is multiplied or divided by constants; a `factor` of 0 is that of ReduceMean."""
+    """A ReduceMean, or a ReduceSum that is multiplied or divided by constants."""
     if (found := reduced(value, "ReduceMean")) is not None:
-        return Reduced(found.source, found.axes, 0.0, found.nodes)
+        return Reduced(found.source, found.axes, None, found.nodes)
     factor, nodes = 1.0, list[ir.Node]()
     while (node := maker(value, "Mul", "Div")) is not None:
         if (scaled := _scaled(node)) is None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
 from prefuse.compiler.debugging.oracle import run_model
+from prefuse.compiler.frontend.dimensions import bind_domain
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
 from prefuse.compiler.pipeline.pass_table import PASSES
 from prefuse.passes.operators.polynomial import polynomial_of
+from prefuse.runtime.symbolic.sizes import Dim, Domain
 from prefuse.runtime.target import Target
 from torch import nn
 
@@ -91,3 +94,16 @@ def test_polynomials() -> None:
     assert len(found.nodes) == 6
     assert polynomial_of(q, (x, y)) is None
     assert polynomial_of(r, (x,)) is None
+
+
+@pytest.mark.parametrize("scaled", ["", "h = Mul(s, half) ", "h = Mul(m, half) ", "h = Div(s, half) "])
+def test_sums_over_as_many_elements_as_a_call_has_are_no_means(scaled: str) -> None:
+    body = (
+        f"q = Mul(x, x) s = ReduceSum(q, last) m = ReduceMean(q, last) {scaled}r = Sqrt({'h' if scaled else 's'}) y = Div(x, r)"
+    )
+    text = f'<ir_version: 10, opset_import: ["": 23]> main (float[T,N] x) => (float[T,N] y) <{CONSTANTS}> {{ {body} }}'
+    domain = Domain((Dim("T", 1, 64), Dim("N", 1, 64)), {"T": 8, "N": 8})
+    model = bind_domain(import_model(onnx.parser.parse_model(text)), domain, {})
+    run_pipeline(model, parse_pipeline("fuse-norm", PASSES), Context(Target.parse("cpu")))
+    assert [node.op_type for node in model.graph][-2:] == ["Sqrt", "Div"]
+    assert not domain.cuts
