@@ -50,6 +50,8 @@ def standardization(node: ir.Node) -> Spelling | Rejection | None:
     if core is None or isinstance(core, Rejection):
         return core
     core = _without_casts(core)
+    if not has_same_shape(core.last.outputs[0], core.x):
+        return _near(node, f"the result has another shape than %{core.x.name}")
     rank = len(core.x.shape or ())
     if core.axes != tuple(range(rank - len(core.axes), rank)):
         return Rejection(f"no {core.op_type}: the mean is over dimensions {list(core.axes)}, not the last ones", (node,))
