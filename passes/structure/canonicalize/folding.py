@@ -42,14 +42,17 @@ _MOST_PRODUCTS = {"Einsum": 1 << 28, "Gemm": 1 << 33, "MatMul": 1 << 33, "MatMul
 # Operators that `onnx.reference` gets wrong below an opset: softmax by its newest meaning, batch normalisation as in training.
 _MISREAD_BELOW = {"BatchNormalization": 14, "Hardmax": 13, "Softmax": 13}
 # At any opset: pools with unequal padding, recurrent operators with lengths, LRN of more channels than images, indices out of
-# range, logarithms of what is 0 in a softmax, sums of infinite powers.
+# range, logarithms of what is 0 in a softmax, sums of infinite powers, the scale of zeros alone.
 _MISREAD = frozenset({"AveragePool", "GRU", "LRN", "LSTM", "LpPool", "MaxPool", "RNN", "SequenceInsert"}) | {
+    "DynamicQuantizeLinear",
     "GatherElements",
     "LogSoftmax",
     "ReduceLogSumExp",
 }
 # With these attributes (name, default, value that is misread): distinct values in order of appearance, norms of signed numbers.
 _MISREAD_WITH = {"LpNormalization": ("p", 2, 1), "Unique": ("sorted", 1, 0)}
+
+_MOST_QUOTIENT = 2.0**30  # of what QuantizeLinear divides: with a zero point added it is within int32
 
 
 def lift_constant(node: ir.Node, scope: Scope) -> Replacement | None:
@@ -172,11 +175,28 @@ def is_misread(node: ir.Node, opset: int) -> bool:
         return node.outputs[0].dtype == ir.DataType.DOUBLE
     if node.op_type == "OneHot":  # on less off, plus off
         return node.outputs[0].dtype is None or node.outputs[0].dtype.is_floating_point()
+    if node.op_type == "QuantizeLinear":  # saturates after a cast to int32
+        return not _is_within_int32(node)
+    if node.op_type == "Resize":  # to one element reads before the first
+        return node.attributes.get_string("coordinate_transformation_mode", "half_pixel") == "pytorch_half_pixel"
     if node.op_type == "ScatterElements":  # forgets NaN
         return node.attributes.get_string("reduction", "none") in ("max", "min")
     attribute, default, misread = _MISREAD_WITH.get(node.op_type, ("", 0, 1))
     misread_here = node.attributes.get_int(attribute, default) == misread
     return misread_here or opset < _MISREAD_BELOW.get(node.op_type, 0) or node.op_type in _MISREAD
+
+
+def _is_within_int32(node: ir.Node) -> bool:
+    """Whether the quotients of a QuantizeLinear are known to be small. Of blocks the least scale is taken for all."""
+    x, scale = (constant_array(value) for value in node.inputs[:2])
+    if x is None or scale is None:
+        return False
+    axis, scales = node.attributes.get_int("axis", 1), np.abs(scale.astype(np.float64))
+    if scale.ndim == 1 and scale.size > 1 and -x.ndim <= axis < x.ndim:
+        scales = scales.reshape(-1, *[1] * (x.ndim - 1 - axis % x.ndim))
+    else:
+        scales = scales.min(initial=np.inf)
+    return bool((np.abs(x) < _MOST_QUOTIENT * scales).all())
 
 
 def _evaluate(node: ir.Node, inputs: dict[str, np.ndarray], scope: Scope) -> list[np.ndarray] | Rejection:

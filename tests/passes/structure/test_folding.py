@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import prefuse
 import pytest
+from prefuse.compiler.ir.facts import infer_facts
+from prefuse.passes.structure.canonicalize.folding import is_misread
 
 
 @pytest.mark.parametrize("reduction", ["ReduceMean<keepdims=0>(w, a)", "MatMul(o, v)", "Gather(c, last)"])
@@ -35,6 +38,8 @@ def test_sums_of_float16_are_rounded_once(reduction: str) -> None:
         ("ReduceLogSumExp<keepdims=0>(greatest)", "float", np.inf),
         ("Erf(d)", "double", 0.5204998778130465),
         ("GatherElements(far, i)", "float[3]", [0, 200, 1]),
+        ("Identity(dynamic)", "float", 1),
+        ('Resize<mode="cubic", coordinate_transformation_mode="pytorch_half_pixel">(far, , , one)', "float[1]", [0]),
         ('ScatterElements<reduction="max">(far, j, nan)', "float[3]", [np.nan, 200, 1]),
         ('ScatterElements<reduction="min">(far, j, nan)', "float[3]", [np.nan, 200, 1]),
     ],
@@ -46,11 +51,12 @@ def test_constants_that_the_reference_misreads_have_the_numbers_of_kernels(node:
         main ({output} x) => ({output} y)
           <int64[3] i = {{0, 1, 7}}, int64[1] j = {{0}}, int64 three = {{3}}, float[2] small = {{1, 0.00000001}},
            float[3] far = {{0, 200, 1}}, double d = {{0.5}}, float[3] plus = {{1, 1, 1}}, float[2] first = {{-1, 0}},
-           float[3] zeros = {{0, 0, 0}}, float[2] ones = {{0, 1}}, float[1] zero = {{0}}> {{
+           float[3] zeros = {{0, 0, 0}}, float[2] ones = {{0, 1}}, float[1] zero = {{0}}, int64[1] one = {{1}}> {{
           greatest = Div(plus, zeros)
           least = Neg(greatest)
           infinite = Div(first, ones)
           nan = Div(zero, zero)
+          quantized, dynamic, middle = DynamicQuantizeLinear(zeros)
           m = {node}
           y = Add(x, m)
         }}"""
@@ -59,3 +65,44 @@ def test_constants_that_the_reference_misreads_have_the_numbers_of_kernels(node:
     sizes = [int(n) for n in shape.rstrip("]").split(",") if n]
     y = np.asarray(prefuse.compile(model, cache=False)(np.zeros(sizes, kind)))
     np.testing.assert_allclose(y, np.array(expected, kind), rtol=1e-6 if kind == np.float32 else 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "zero", "expected"), [("uint8", 5, [255, 255, 0, 0, 8]), ("int8", -5, [127, 127, -128, -128, -2])]
+)
+def test_quantized_constants_saturate(kind: str, zero: int, expected: list[int]) -> None:
+    """The reference casts them to int32 first, which makes the least number of what is far beyond."""
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        main ({kind}[5] x) => ({kind}[5] y)
+          <float[5] far = {{1e10, 1, -1e10, -1, 3}}, float[5] ones = {{1, 0, 1, 0, 1}}, float s = {{1}}, {kind} z = {{{zero}}}> {{
+          c = Div(far, ones)
+          q = QuantizeLinear(c, s, z)
+          y = Add(x, q)
+        }}"""
+    y = np.asarray(prefuse.compile(onnx.parser.parse_model(text), cache=False)(np.zeros(5, kind)))
+    np.testing.assert_array_equal(y, np.array(expected, kind))
+
+
+@pytest.mark.parametrize(
+    ("x", "scale", "attributes", "folds"),
+    [
+        ([[3, 1e9]], 1.0, "", True),
+        ([[3, 1e9]], 0.1, "", False),
+        ([[1e-9, 1e9]], [1e-12, 1.0], "", True),
+        ([[1e-9, 1e9]], [1.0, 1e-12], "", False),
+        ([[1e9], [1e-9]], [1.0, 1e-12], "<axis = 0>", True),
+        ([[1e-9, 3e9]], [[1e-12]], "<block_size = 2>", False),
+        ([[1e-9, 3e-9]], [[1e-12]], "<block_size = 2>", True),
+    ],
+)
+def test_constants_are_quantized_at_once_where_their_quotients_are_small(
+    x: object, scale: object, attributes: str, folds: bool
+) -> None:
+    arrays = {"w": np.array(x, np.float32), "s": np.array(scale, np.float32)}
+    model = ir.from_onnx_text(
+        f"""<ir_version: 10, opset_import: ["": 21]> main () => (uint8{list(arrays["w"].shape)} y)
+        {{ y = QuantizeLinear{attributes}(w, s) }}""",
+        initializers=[ir.tensor(array, name=name) for name, array in arrays.items()],
+    )
+    infer_facts(model)
+    assert is_misread(model.graph[0], 21) is not folds
