@@ -27,7 +27,8 @@ class ConcatToSplitWeight(Pass):
 
     Legal when only MatMuls, Gemms and convolutions without groups read the Concat, all of them over its axis, by constants that
     nothing else reads. Worth it when copying the operands costs more than storing and reading the sums: never where the
-    operands can be written where the Concat lies. Sums are rounded in another order.
+    operands can be written where the Concat lies. Sums are rounded in another order; those of float16 are not parted, as a part
+    may be beyond what float16 holds where all of it is not.
     """
 
     name: ClassVar[str] = "concat-to-split-weight"
@@ -50,7 +51,7 @@ class ConcatToSplitWeight(Pass):
 
 def _worthwhile(sites: Sequence[Site]) -> tuple[list[Site], list[Rejection]]:
     """The Concats that cost more than sums do, and why others stay."""
-    costs = {site.concat: _costly(site) for site in sites}
+    costs = {site.concat: _too_large(site) or _costly(site) for site in sites}
     cheap = [site for site in sites if costs[site.concat] is None]
     alike: dict[Cuts, set[tuple[ir.Node, int]]] = defaultdict(set)
     for site in cheap:
@@ -58,6 +59,15 @@ def _worthwhile(sites: Sequence[Site]) -> tuple[list[Site], list[Rejection]]:
     shared = {site.concat: _shared_weight(site, alike[site.cuts]) for site in cheap}
     faults = [fault for fault in (*costs.values(), *shared.values()) if fault is not None]
     return [site for site in cheap if shared[site.concat] is None], faults
+
+
+def _too_large(site: Site) -> Rejection | None:
+    """Where a sum of a part may be beyond what float16 holds: nothing bounds the operands."""
+    products = [product.node for product in site.products if product.node.outputs[0].dtype == ir.DataType.FLOAT16]
+    if not products:
+        return None
+    reason = f"%{site.concat.outputs[0].name} is joined: sums of its parts may be too large for float16"
+    return Rejection(reason, (site.concat, *products))
 
 
 def _costly(site: Site) -> Rejection | None:

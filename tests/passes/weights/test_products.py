@@ -181,3 +181,18 @@ def test_time_is_near_linear(make: Callable[[int], ir.Model], name: str) -> None
         return lambda: run(model, name)
 
     assert_scales(prepare, 60, 120, 2.8)
+
+
+@pytest.mark.parametrize(("dtype", "is_split"), [("float16", False), ("bfloat16", True), ("float", True)])
+def test_sums_of_parts_may_be_too_large_for_float16(dtype: str, is_split: bool) -> None:
+    """Of 64 products of 40 by 40, and of as many of -40 by 40, both sums are infinite, and that of all is 0."""
+    head = f"({dtype}[512,64] a, {dtype}[512,64] b, {dtype}[128,8] w) => ({dtype}[512,8] y)"
+    weight = constant("w", 128, 8)
+    assert weight.const_value is not None
+    named = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16, "float": ir.DataType.FLOAT}[dtype]
+    weight.const_value = ir.tensor(weight.const_value.numpy().astype(named.numpy()), name="w")
+    weight.dtype = named
+    model = model_of(head, "c = Concat<axis=1>(a, b) y = MatMul(c, w)", [weight])
+    messages = run(model, "concat-to-split-weight")
+    assert all(node.op_type != "Concat" for node in model.graph) == is_split
+    assert any("float16" in message for message in messages) != is_split
