@@ -14,6 +14,7 @@ from ....compiler.ir.constants import constant_array
 from ....compiler.ir.facts import tensor_type
 from ....compiler.ir.rewriter import Rejection
 from ....compiler.pipeline import Context, Pass
+from ....runtime.symbolic.sizes import estimating
 from ..merge_parallel_matmul.worth import LAUNCH_BYTES
 from .readers import Reader, is_read_by_none_but, readers_of
 from .rewriting import Rewriter
@@ -63,7 +64,8 @@ def _families(graph: ir.Graph) -> list[list[Reader]]:
     """The products that read weighted sums, in the graph's order, by the product of rows that would serve them."""
     sums = [found for node in graph if (found := weighted_sum(node)) is not None]
     places = {node: place for place, node in enumerate(graph)} if sums else {}
-    readers = {reader.node: reader for source in sums for reader in readers_of(source)}  # one sum for each
+    # One sum for each; what subgraphs read of a sum stays.
+    readers = {reader.node: reader for source in sums for reader in readers_of(source) if reader.node in places}
     families: dict[tuple[object, ...], list[Reader]] = defaultdict(list)
     for reader in sorted(readers.values(), key=lambda reader: places[reader.node]):
         families[_key(reader)].append(reader)
@@ -75,6 +77,7 @@ def _key(reader: Reader) -> tuple[object, ...]:
     return reader.source.values, reader.weight, reader.depth_axis, reader.begin, reader.end
 
 
+@estimating
 def _costly(family: Sequence[Reader], launch_bytes: int) -> Rejection | None:
     """Where the chains as they are cost no more than with the product of the rows, which is computed once for all of them."""
     source, columns = family[0].source, family[0].columns

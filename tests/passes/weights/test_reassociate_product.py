@@ -8,10 +8,12 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
+from prefuse.compiler.frontend.dimensions import bind_domain
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.ir.constants import constant_array
 from prefuse.compiler.pipeline import Context, run_pipeline
 from prefuse.passes.weights.reassociate_product import ReassociateProduct
+from prefuse.runtime.symbolic.sizes import Dim, Domain
 from prefuse.runtime.target import Target
 
 random = np.random.default_rng(3)
@@ -127,3 +129,25 @@ def test_recurrences_that_share_weights_have_their_own_biases() -> None:
             y{name}, h{name} = GRU<hidden_size=4, linear_before_reset=1>(x{name}, w, r{bias and ", " + bias}) """
     head = "g (float[1,4] p, float[1,4] q, float[1,4] o, float[1,2] a) => (float[1,1,4] hp, float[1,1,4] hq, float[1,1,4] ho)"
     assert check(model(f"{head} {{ {lines} }}", s=(4, 16), w=(1, 12, 18), r=(1, 12, 4), b=(1, 24), d=(1, 24)))
+
+
+def test_a_sum_that_branches_read() -> None:
+    """What branches read of it is no part of the graph, and stays."""
+    branches = (
+        "then_branch = g1 () => (float[1,8] t) { t = MatMul(v, w) }, else_branch = g2 () => (float[1,8] e) { e = MatMul(v, w) }"
+    )
+    head = "float[1,64] p, float[64,512] s, bool c"
+    source = model(f"g ({head}) => (float[1,8] y) {{ v = MatMul(p, s) y = If (c) <{branches}> }}", w=(512, 8))
+    graph = import_model(source)
+    run_pipeline(graph, [ReassociateProduct(launch_bytes=0)], Context(Target.parse("cpu")))
+    assert [node.op_type for node in graph.graph] == ["MatMul", "If"]
+
+
+def test_costs_take_the_hint() -> None:
+    """Whether an order is cheaper differs from size to size, and cuts no sizes off."""
+    source = model("g (float[T,1024] x) => (float[T,1024] y) { h = MatMul(x, a) y = MatMul(h, b) }", a=(1024, 64), b=(64, 1024))
+    domain = Domain((Dim("T", 1, 2048),), {"T": 64})
+    graph = bind_domain(import_model(source), domain, {})
+    run_pipeline(graph, [ReassociateProduct()], Context(Target.parse("cpu")))
+    assert len(list(graph.graph)) == 2
+    assert not domain.cuts
