@@ -256,7 +256,7 @@ def _pad(group: Group, op: Op) -> Regions:
 def _constant_pad(op: Op, shape: Sequence[int], out: Sequence[int], before: Sequence[int], fill: str | None) -> list[Region]:
     """The middle, and for each dimension two slabs of the fill, over the middle of the dimensions before it."""
     strides = row_strides(shape)
-    middle = [(maximum_of(b, 0), minimum_of(b + n, m)) for b, n, m in zip(before, shape, out, strict=True)]
+    middle = [(minimum_of(maximum_of(b, 0), m), minimum_of(b + n, m)) for b, n, m in zip(before, shape, out, strict=True)]
     regions = []
     if not _is_empty(middle):
         base = sum((low - b) * stride for (low, _), b, stride in zip(middle, before, strides, strict=True))

@@ -47,6 +47,9 @@ def pads() -> list[Case]:
     cases = [operator("Pad", data, i64(0, 1, 2, 0, 0, 3))]
     cropped = np.pad(data[:, :, 1:], ((1, 2), (0, 1), (0, 2)), constant_values=7)  # onnx.reference has no negative pads
     cases += [operator("Pad", data, i64(1, 0, -1, 2, 1, 2), np.array(7, np.float32), expected=[cropped])]
+    # All of the operand is cropped, on the left, on the right, by more than the result has.
+    cases += [operator("Pad", x(3), i64(*ends), expected=[np.zeros(2, np.float32)]) for ends in ((5, -6), (-4, 3), (50, -51))]
+    cases += [operator("Pad", x(2, 3), i64(0, 4, 0, -5), expected=[np.zeros((2, 2), np.float32)])]
     cases += [operator("Pad", data, i64(1, 2, 3, 0, 3, 2), mode=mode) for mode in ("edge", "reflect", "wrap")]
     cases += [operator("Pad", data, i64(2, 2), None, i64(-2), mode="reflect")]
     cases += [operator("Pad", x(1, 3, 40, 40), i64(0, 0, 1, 1, 0, 0, 1, 1)), operator("Pad", x(0, 2), i64(1, 0, 1, 2))]
