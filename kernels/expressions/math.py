@@ -91,7 +91,7 @@ def _ordered(a: Expr, b: Expr, of_integers: Callable[[Expr, Expr], Expr], wins: 
     if "float" not in str(a.ty):
         return of_integers(a, b)
     if isinstance(b, tirx.FloatImm):  # one instruction: it gives its second operand, a, where that is NaN
-        return tirx.Select(wins(b, a), b, a)
+        return tirx.Select(wins(b, a), b, a) if b.value == b.value else b
     # b where either is NaN, and then a where that is. (With isnan, LLVM takes the accumulators of a reduction apart.)
     return tirx.Select(a <= tirx.const(INF, str(a.ty)), tirx.Select(wins(a, b), a, b), a)
 

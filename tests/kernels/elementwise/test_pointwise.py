@@ -202,6 +202,14 @@ def test_division_by_a_zero_in_the_code(dtype: str, zero: float) -> None:
     check([operator("Div", x, np.array(zero, dtype))], target_of("avx2"))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_bound_in_the_code_that_is_nan_makes_nan(dtype: str) -> None:
+    x, nan = np.array([1, -INF, NAN], dtype), np.array(NAN, dtype)
+    cases = [operator(name, x, nan, expected=[np.full_like(x, NAN)]) for name in ("Max", "Min", "Clip")]
+    cases.append(operator("Clip", x, None, nan, expected=[np.full_like(x, NAN)]))
+    check(cases, target_of("avx2"))
+
+
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
 def test_integers_wrap_around(dtype: str) -> None:
     """And what follows knows of it: LLVM must not think that a sum of two positive numbers is positive."""
