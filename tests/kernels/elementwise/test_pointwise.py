@@ -210,6 +210,14 @@ def test_a_bound_in_the_code_that_is_nan_makes_nan(dtype: str) -> None:
     check(cases, target_of("avx2"))
 
 
+def test_a_square_root_in_the_code_is_that_of_sqrt() -> None:
+    """Not of C's pow, which has infinity and 0 there."""
+    x = np.array([-INF, -0.0, INF, 9, -9], np.float32)
+    case = operator("Pow", x, np.array(0.5, np.float32), expected=[np.array([NAN, -0.0, INF, 3, NAN], np.float32)])
+    check([case], target_of("avx2"))
+    assert np.signbit(case.got[0][1])
+
+
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
 def test_integers_wrap_around(dtype: str) -> None:
     """And what follows knows of it: LLVM must not think that a sum of two positive numbers is positive."""
