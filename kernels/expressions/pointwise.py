@@ -27,6 +27,7 @@ Scalar = Callable[["Element", Inputs], Expr]
 _NARROW_FLOATS = ("float16", "bfloat16")
 _OF_CODES = ("Cast", "DequantizeLinear", "IsInf", "IsNaN")  # operators on elements that are stored as a code (minifloats)
 _FLOATS = ("float32", "float64", *_NARROW_FLOATS)
+_GAMMA, _ALPHA = 1.05070102214813232421875, 1.67326319217681884765625  # of Selu, as ONNX rounds them to float32
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,7 @@ def _hard_sigmoid(e: Element, x: Expr, alpha: float, beta: float) -> Expr:
 
 
 def _elu(e: Element, x: Expr, alpha: float) -> Expr:
-    grown = math.expm1_nonpositive(e.name, x) if e.dtype == "float32" else tirx.exp(x) - e.const(1)
+    grown = math.expm1_nonpositive(e.name, x) if e.dtype == "float32" else _libm("expm1", x)
     return tirx.Select(x < e.const(0), e.const(alpha) * grown, x)
 
 
@@ -302,7 +303,11 @@ def _integer_safe_abs(e: Element, x: Inputs) -> Expr:
     return x[0] if e.dtype.startswith("uint") else tirx.abs(x[0])
 
 
-_TANH = _float(math.tanh, tirx.tanh)
+def _tanh64(x: Expr) -> Expr:
+    return _libm("tanh", x)  # tirx.tanh is a quotient of sums of 1 and a power, in which the digits of a small x cancel
+
+
+_TANH = _float(math.tanh, _tanh64)
 _ERF = _float(math.erf, tirx.erf)
 _SIGMOID = _float(math.sigmoid, lambda x: tirx.const(1, "float64") / (tirx.const(1, "float64") + tirx.exp(-x)))
 
@@ -358,7 +363,7 @@ POINTWISE: dict[str, Scalar] = {
     "Max": _variadic(math.maximum),
     "Mean": lambda e, x: reduce(lambda a, b: a + b, x) / e.const(len(x)),
     "Min": _variadic(math.minimum),
-    "Mish": _float(math.mish, lambda x: x * tirx.tanh(_softplus64(x))),
+    "Mish": _float(math.mish, lambda x: x * _tanh64(_softplus64(x))),
     "Mod": _mod,
     "Mul": _TIMES,
     "Neg": lambda e, x: math.wrapping(lambda a: -a, x[0], widest=e.widest),
@@ -369,9 +374,7 @@ POINTWISE: dict[str, Scalar] = {
     "Reciprocal": lambda e, x: e.const(1) / x[0],
     "Relu": lambda e, x: math.maximum(x[0], e.const(0)),
     "Round": lambda e, x: tirx.nearbyint(x[0]),
-    "Selu": lambda e, x: (
-        e.const(e.op.attribute("gamma", 1.0507009873554805)) * _elu(e, x[0], e.op.attribute("alpha", 1.6732632423543772))
-    ),
+    "Selu": lambda e, x: e.const(e.op.attribute("gamma", _GAMMA)) * _elu(e, x[0], e.op.attribute("alpha", _ALPHA)),
     "Shrink": _shrink,
     "Sigmoid": _SIGMOID,
     "Sign": _sign,

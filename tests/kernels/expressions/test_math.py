@@ -12,7 +12,7 @@ from prefuse.kernels.groups.group import Group, Op
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.precision import PRECISIONS, Precision
 
-from ..harness import LEVELS, Case, run, target_of
+from ..harness import LEVELS, Case, operator, run, target_of
 
 TINY = float(np.finfo(np.float32).tiny)
 
@@ -97,6 +97,28 @@ def test_mish(level: str) -> None:
     assert ulps(got[:-2][normal], exact[normal]).max() <= 4
     assert np.abs(got[:-2][~normal] - exact[~normal]).max() <= 1.5e-43
     np.testing.assert_array_equal(got[-2:], [np.inf, np.nan])
+
+
+FLOAT64: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "Tanh": np.tanh,
+    "Mish": lambda x: x * np.tanh(np.logaddexp(x, 0)),
+    "Elu": lambda x: np.where(x < 0, np.expm1(x), x),
+    "Celu": lambda x: np.where(x < 0, np.expm1(x), x),
+    "Selu": lambda x: np.where(x < 0, np.expm1(x) * 1.67326319217681884765625, x) * 1.05070102214813232421875,
+}
+
+
+def test_float64_keeps_the_digits_of_small_numbers() -> None:
+    """Against numbers of 80 bits: sums with 1, in which digits cancel, gave Tanh of 1e-17 as 0. Zeros keep their sign."""
+    sizes = np.concatenate([np.geomspace(1e-300, 1e-3, 200), np.linspace(1e-3, 40, 200), [0.0, 700.0]])
+    x = np.concatenate([sizes, -sizes])
+    cases = [operator(name, x, expected=[x]) for name in FLOAT64]
+    run(cases, target_of("avx2"))
+    for case, (name, function) in zip(cases, FLOAT64.items(), strict=True):
+        exact = function(x.astype(np.longdouble))
+        error = np.abs(case.got[0] - exact) / np.spacing(np.abs(exact).astype(np.float64))
+        assert error.max() <= 4, f"{name}: {error.max():.1f} ulp at {x[error.argmax()]!r}"
+        np.testing.assert_array_equal(np.signbit(case.got[0]), np.signbit(x), name)
 
 
 @pytest.mark.parametrize("level", LEVELS)
