@@ -18,7 +18,7 @@ from tvm import tirx
 from ...runtime.hardware.machine import Machine
 from ...runtime.symbolic.sizes import Size, estimating, greatest_of, least_of
 from ...runtime.target import Target
-from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
 from ..convolution.window import Window, read_window
 from ..cost.estimate import Estimate, with_bytes
 from ..cost.memory import parallel_work
@@ -37,6 +37,8 @@ OPERATORS = frozenset(["AveragePool", "LpPool", "MaxPool"])
 _RUN = 1024  # outputs of one run: its scratch row stays in L1
 _ROW = 1 << 14  # elements of that row, which is on the stack, at most, but for those of one window
 _MAX_PHASES = 4  # strides up to which every n-th element is picked with shuffles
+_MAX_TERMS = 256  # rows or columns of a window whose combination is one expression: LLVM takes quadratic time for it
+_MAX_BRANCHES = 64  # rows each of which is combined, if it is there, in statements of its own
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
@@ -111,6 +113,11 @@ class Pooling:
         return self.builder.lanes(self.dtype)
 
     @property
+    def _has_phases(self) -> bool:
+        """Whether columns are picked out of the scratch row with shuffles."""
+        return 1 < self.window.strides[-1] <= _MAX_PHASES and not self.builder.is_grid
+
+    @property
     def initial(self) -> Expr:
         if self.anchor.op_type != "MaxPool":
             return tirx.const(0, self.dtype)
@@ -129,11 +136,11 @@ class Pooling:
             *place, piece = index
             first = self.builder.bind(tirx.min(piece * run, columns - run))
             left = self.builder.bind(first * step - self.window.begins[-1])
-            scratch = self.builder.local(width + step * self.lanes, self.dtype, "row")
+            scratch = self.builder.local(width + (step * self.lanes if self._has_phases else 0), self.dtype, "row")
             self._combine_rows(scratch, width, place, left)
             column = self._columns(scratch, width)
             rows = self.counted(range(len(outer)), place[2:])
-            cover(self.builder, run, self.lanes, lambda i: self._store((*place, first + i), i, column, rows))
+            self._combine_columns(run, column, lambda i, total: self._store((*place, first + i), total, rows))
 
         parallel_nest(self.builder, [batch, channels, *outer, -(-columns // run)], work, row)
 
@@ -148,8 +155,12 @@ class Pooling:
             for low, high in ((0, begin), (end, width)):
                 with builder.loop(high - low) as j:
                     builder.store(scratch, low + j, self.initial)
-        taps = list(product(*(range(k) for k in window.kernel[:-1])))
+        rows = window.kernel[:-1]
         corners = [builder.bind(o * s - b) for o, s, b in zip(place[2:], window.strides, window.begins, strict=False)]
+        if prod(rows) > _MAX_TERMS:
+            self._combine_one_by_one(scratch, begin, end, place, corners, left)
+            return
+        taps = list(product(*(range(k) for k in rows)))
         inside = [self._inside(corners, tap) for tap in (taps[0], taps[-1])]
         everything = tirx.all(*inside[0], *inside[1]) if any(self.overhangs(d) for d in range(rank)) else None
         if everything is None:
@@ -158,10 +169,25 @@ class Pooling:
         with builder.when(everything):
             self._combine_taps(scratch, begin, end, place, corners, left, taps)
         with builder.when(tirx.Not(everything)):
-            builder.dynamic_vector_loop(begin, end, self.lanes, lambda j: builder.store(scratch, j, self.initial))
-            for tap in taps:
-                with builder.when(tirx.all(*self._inside(corners, tap))):
-                    self._combine_taps(scratch, begin, end, place, corners, left, [tap], onto=True)
+            self._combine_one_by_one(scratch, begin, end, place, corners, left)
+
+    def _combine_one_by_one(
+        self, scratch: Buffer, begin: Expr, end: Expr, place: list[Expr], corners: list[Expr], left: Expr
+    ) -> None:
+        """Combine those rows that are in the operand, if any, one after the other."""
+        builder, rows = self.builder, self.window.kernel[:-1]
+
+        def combine(tap: Index) -> None:
+            with builder.when(tirx.all(*self._inside(corners, tap))):
+                self._combine_taps(scratch, begin, end, place, corners, left, [tap], onto=True)
+
+        builder.dynamic_vector_loop(begin, end, self.lanes, lambda j: builder.store(scratch, j, self.initial))
+        if prod(rows) <= _MAX_BRANCHES:
+            for tap in product(*(range(k) for k in rows)):
+                combine(tap)
+            return
+        with builder.loop(prod(rows), name="tap") as number:
+            combine(tuple(builder.bind(i) for i in unravel(number, rows)))
 
     def _combine_taps(
         self,
@@ -171,7 +197,7 @@ class Pooling:
         place: list[Expr],
         corners: list[Expr],
         left: Expr,
-        taps: list[tuple[int, ...]],
+        taps: list[Index],
         onto: bool = False,
     ) -> None:
         """Combine rows that are all in the operand: into the scratch row, or `onto` what it holds."""
@@ -196,10 +222,10 @@ class Pooling:
         else:
             builder.dynamic_vector_loop(begin, end, self.lanes, element)
 
-    def _columns(self, scratch: Buffer, width: int) -> Callable[[Expr, int], Expr]:
+    def _columns(self, scratch: Buffer, width: int) -> Callable[[Expr, Expr], Expr]:
         """How to read scratch[i * stride + offset] for neighbouring i: from one row for each phase of the stride."""
         builder, step = self.builder, self.window.strides[-1]
-        if step == 1 or step > _MAX_PHASES or self.builder.is_grid:
+        if not self._has_phases:
             return lambda i, offset: scratch[i * step + offset]
         vectors = -(-width // (step * self.lanes))
         length = vectors * self.lanes
@@ -211,12 +237,34 @@ class Pooling:
                 builder.store(phases, tirx.Ramp(v * self.lanes + phase * length, 1, self.lanes), picked)
         return lambda i, offset: phases[i + (offset % step) * length + offset // step]
 
-    def _store(self, index: Index, i: Expr, column: Callable[[Expr, int], Expr], rows: Expr) -> None:
-        """Combine the columns of output i of the run and store it."""
-        offsets = [k * self.window.dilations[-1] for k in range(self.window.kernel[-1])]
-        total = column(i, offsets[0])
-        for offset in offsets[1:]:
-            total = self.builder.name(self.merge(total, column(i, offset)))
+    def _combine_columns(self, run: int, column: Callable[[Expr, Expr], Expr], store: Callable[[Expr, Expr], None]) -> None:
+        """`store(i, total)` for each output i of a run, `total` being its columns combined; of the last ones maybe twice."""
+        builder, kernel, dilation = self.builder, self.window.kernel[-1], self.window.dilations[-1]
+
+        def at_once(i: Expr) -> None:
+            total = column(i, 0)
+            for k in range(1, kernel):
+                total = builder.name(self.merge(total, column(i, k * dilation)))
+            store(i, total)
+
+        def in_turn(first: Expr, lanes: int) -> None:
+            total = builder.local(lanes, self.dtype, "total")
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                builder.store(total, lane, column(first + lane, 0))
+            with builder.loop(kernel - 1, name="tap") as k, builder.loop(lanes, "vectorized", "lane") as lane:
+                builder.store(total, lane, self.merge(total[lane], column(first + lane, (k + 1) * dilation)))
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                store(first + lane, total[lane])
+
+        if kernel <= _MAX_TERMS:
+            cover(builder, run, self.lanes, at_once)
+            return
+        lanes = min(self.lanes, 1 << (run.bit_length() - 1))
+        with builder.loop(-(-run // lanes), name="v") as block:
+            in_turn(builder.bind(tirx.min(block * lanes, run - lanes)), lanes)
+
+    def _store(self, index: Index, total: Expr, rows: Expr) -> None:
+        """Store the output at an index, whose elements have been combined."""
         count = rows * self.counted([len(self.window.inputs) - 1], index[-1:]) if self.anchor.op_type == "AveragePool" else 1
         store_epilogue(self.group, self.builder, self.anchor, index, self.finished(total, count))
 
@@ -268,7 +316,7 @@ class Pooling:
         """Whether some window reads padding along a dimension."""
         return self.window.begins[d] > 0 or greatest_of(self._last(d) - self.window.inputs[d]) > 0
 
-    def _inside(self, corners: list[Expr], tap: tuple[int, ...]) -> list[Expr]:
+    def _inside(self, corners: list[Expr], tap: Index) -> list[Expr]:
         """Conditions under which a row of the window is one of the operand."""
         at = [c + t * d for c, t, d in zip(corners, tap, self.window.dilations, strict=False)]
         return [tirx.And(a >= 0, a < extent) for a, extent in zip(at, self.window.inputs, strict=False)]

@@ -88,7 +88,26 @@ def ranks() -> list[Case]:
     return cases
 
 
-ALL = (maximum, average, norms, ranks)
+def long_windows() -> list[Case]:
+    """Windows that are combined in loops: along columns, with and without shuffles, and along rows, some in the padding."""
+    cases = []
+    for kind in ("Max", "Average"):
+        cases += [
+            pool(kind, (1, 2, 500), kernel_shape=(300,), strides=(3,), pads=(150, 149)),
+            pool(kind, (1, 2, 800), kernel_shape=(270,), strides=(70,), dilations=(2,)),
+            pool(kind, (1, 1, 300, 9), kernel_shape=(280, 1)),
+        ]
+    for length in (65, 257):
+        rows: dict[str, Any] = {"kernel_shape": (length, 2), "pads": (3, 0, 30, 1)}
+        average = pool("Average", (1, 1, length + 5, 21), **rows)
+        data = average.arrays["x0"]  # of whose greatest elements onnx.reference finds none
+        padded = np.pad(data, ((0, 0), (0, 0), (3, 30), (0, 1)), constant_values=-np.inf)
+        greatest = np.lib.stride_tricks.sliding_window_view(padded, (length, 2), (2, 3)).max((-1, -2))
+        cases += [average, operator("MaxPool", data, expected=[greatest], **rows)]
+    return cases
+
+
+ALL = (maximum, average, norms, ranks, long_windows)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -105,6 +124,20 @@ def test_with_followers(kind: str, level: str) -> None:
 
 def test_far_strides_take_no_more_stack_than_near_ones() -> None:
     check([pool("Max", (1, 1, 1 << 22), kernel_shape=(2,), strides=(4096,))], target_of("avx2"))  # in one row: 16 MiB
+
+
+def test_what_strides_leap_over_takes_no_stack() -> None:
+    data = rng.standard_normal((1, 1, 500_300)).astype(np.float32)
+    expected = [np.stack([data[..., :300].max(-1), data[..., 500_000:].max(-1)], -1)]
+    check([operator("MaxPool", data, kernel_shape=(300,), strides=(500_000,), expected=expected)], target_of("avx2"))
+
+
+def test_long_windows_are_compiled_at_once() -> None:
+    """As one expression, 2048 elements took 16 seconds, 8192 minutes."""
+    case = pool("Average", (1, 1, 8192), kernel_shape=(8000,), strides=(96,))
+    start = process_time()
+    check([case], target_of("avx2"))
+    assert process_time() - start < 10
 
 
 def test_long_windows_are_counted_at_once() -> None:
