@@ -169,8 +169,7 @@ def _divide(e: Element, x: Inputs) -> Expr:
         quotient = _quotient(e, *x)
         if e.dtype.startswith("u"):
             return quotient
-        opposite = math.wrapping(lambda a: -a, x[0], widest=e.widest)
-        return tirx.Select(tirx.EQ(x[1], e.const(-1)), opposite, quotient)
+        return tirx.Select(tirx.EQ(x[1], e.const(-1)), _negative(e, x[0]), quotient)
     if isinstance(x[1], tirx.FloatImm) and x[1].value == 0:  # TVM refuses to divide by 0; x * infinity is the same, NaN too
         return x[0] * e.const(copysign(float("inf"), x[1].value))
     if isinstance(x[1], tirx.FloatImm) and e.dtype == "float32" and not e.is_grid and math.has_reciprocal(x[1].value):
@@ -299,8 +298,14 @@ def _bit_shift(e: Element, x: Inputs) -> Expr:
     return tirx.Select(tirx.Or(x[1] >= e.const(bits), x[1] < e.const(0)), filled, shifted)
 
 
-def _integer_safe_abs(e: Element, x: Inputs) -> Expr:
-    return x[0] if e.dtype.startswith("uint") else tirx.abs(x[0])
+def _negative(e: Element, x: Expr) -> Expr:
+    return math.wrapping(lambda a: -a, x, widest=e.widest)
+
+
+def _abs(e: Element, x: Inputs) -> Expr:
+    if e.dtype in _FLOATS:
+        return tirx.abs(x[0])
+    return x[0] if e.dtype.startswith("uint") else tirx.Select(x[0] < e.const(0), _negative(e, x[0]), x[0])
 
 
 def _tanh64(x: Expr) -> Expr:
@@ -319,7 +324,7 @@ def _softplus64(x: Expr) -> Expr:
 _SOFTPLUS = _float(math.softplus, _softplus64)
 
 POINTWISE: dict[str, Scalar] = {
-    "Abs": _integer_safe_abs,
+    "Abs": _abs,
     "Acos": _float(trigonometry.acos, tirx.acos),
     "Acosh": lambda e, x: tirx.acosh(x[0]),
     "Add": _wrapping(lambda a, b: a + b),
@@ -366,7 +371,7 @@ POINTWISE: dict[str, Scalar] = {
     "Mish": _float(math.mish, lambda x: x * _tanh64(_softplus64(x))),
     "Mod": _mod,
     "Mul": _TIMES,
-    "Neg": lambda e, x: math.wrapping(lambda a: -a, x[0], widest=e.widest),
+    "Neg": lambda e, x: _negative(e, x[0]),
     "Not": lambda e, x: tirx.Not(x[0]),
     "Or": _binary(tirx.Or),
     "PRelu": lambda e, x: tirx.Select(x[0] < e.const(0), x[0] * x[1], x[0]),

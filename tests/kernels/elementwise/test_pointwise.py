@@ -243,6 +243,18 @@ def test_integers_wrap_around(dtype: str) -> None:
     check(cases, target_of("avx2"))
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_the_size_of_the_least_integer_wraps_around(dtype: str) -> None:
+    """And what follows does not take it for positive."""
+    x = np.array([np.iinfo(dtype).min, 5, -3, 0, np.iinfo(dtype).max] * 9, dtype)
+    cases = []
+    for follower, to in ((Op("Cast", (".a",), ("y",), {"to": 11}, 13), "float64"), (Op("Relu", (".a",), ("y",), {}, 14), dtype)):
+        types = {"x": type_of(x), ".a": type_of(x), "y": TensorType(x.shape, to)}
+        expected = np.abs(x).astype(to) if follower.op_type == "Cast" else np.maximum(np.abs(x), 0)
+        cases.append(Case(Group((Op("Abs", ("x",), (".a",), {}, 13), follower), ("x",), ("y",), types), {"x": x}, [expected]))
+    check(cases, target_of("avx2"))
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_quotients_of_integers_are_exact(level: str) -> None:
     """Next to multiples of the divisor, and with the least integer."""
