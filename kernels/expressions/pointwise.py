@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from math import copysign
-from operator import mul
+from operator import add, mul, sub
 
 import numpy as np
 from tvm import tirx
@@ -200,6 +200,13 @@ def _mod(e: Element, x: Inputs) -> Expr:
 _TIMES = _wrapping(mul)
 
 
+def _difference(e: Element, x: Inputs) -> Expr:
+    """A difference; of unsigned integers by complements, as TVM marks one as never below 0, in any number of bits."""
+    if not e.dtype.startswith("uint"):
+        return _wrapping(sub)(e, x)
+    return ~math.wrapping(add, ~x[0], x[1], widest=e.widest)
+
+
 def _pow(e: Element, x: Inputs) -> Expr:
     base, exponent = x
     if "int" in e.dtype and "int" in str(exponent.ty):
@@ -327,7 +334,7 @@ POINTWISE: dict[str, Scalar] = {
     "Abs": _abs,
     "Acos": _float(trigonometry.acos, tirx.acos),
     "Acosh": lambda e, x: tirx.acosh(x[0]),
-    "Add": _wrapping(lambda a, b: a + b),
+    "Add": _wrapping(add),
     "And": _binary(tirx.And),
     "Asin": _float(trigonometry.asin, tirx.asin),
     "Asinh": lambda e, x: tirx.asinh(x[0]),
@@ -388,8 +395,8 @@ POINTWISE: dict[str, Scalar] = {
     "Softplus": _SOFTPLUS,
     "Softsign": lambda e, x: x[0] / (e.const(1) + tirx.abs(x[0])),
     "Sqrt": lambda e, x: tirx.sqrt(x[0]),
-    "Sub": _wrapping(lambda a, b: a - b),
-    "Sum": _wrapping(lambda a, b: a + b),
+    "Sub": _difference,
+    "Sum": _wrapping(add),
     "Swish": lambda e, x: _times_sigmoid(e, x[0], e.const(e.op.attribute("alpha", 1.0)) * x[0]),
     "Tan": _lanes(trigonometry.tan, tirx.tan),
     "Tanh": _TANH,
