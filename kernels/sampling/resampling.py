@@ -24,7 +24,8 @@ _BLOCK = 1 << 12  # outputs whose weights are computed together, in cache
 class Resampling:
     """One dimension of a Resize: `inputs` elements become `outputs`. The names are those of ONNX's attributes.
 
-    `scale` is the factor that coordinates are mapped with; `roi` the part of the dimension, of tf_crop_and_resize.
+    `scale` is the factor that coordinates are mapped with, the quotient of the sizes where they are given; `roi` the part of the
+    dimension, of tf_crop_and_resize.
     """
 
     inputs: int
@@ -75,15 +76,16 @@ class Resampling:
 
     def positions(self) -> np.ndarray:
         """float64[outputs]: the coordinate of each output in the input (ONNX Resize, coordinate_transformation_mode)."""
-        x, width = np.arange(self.outputs, dtype=np.float64), self.scale * self.inputs
+        x = np.arange(self.outputs, dtype=np.float64)
         if not self.outputs:
             return x
+        width = self.outputs if self._is_quotient else self.scale * self.inputs
         if self.coordinates == "align_corners":
             return np.zeros_like(x) if width == 1 else x * (self.inputs - 1) / (width - 1)
         if self.coordinates == "asymmetric":
-            return x / self.scale
+            return self._unscaled(x)
         if self.coordinates == "tf_half_pixel_for_nn":
-            return (x + 0.5) / self.scale
+            return self._unscaled(x + 0.5)
         if self.coordinates == "tf_crop_and_resize":
             begin, end = self.roi
             first = begin * (self.inputs - 1)
@@ -93,7 +95,16 @@ class Resampling:
         if self.coordinates == "pytorch_half_pixel" and self.outputs == 1:
             return np.zeros_like(x)
         shift = self.inputs / 2 * (1 - self.outputs / width) if self.coordinates == "half_pixel_symmetric" else 0.0
-        return shift + (x + 0.5) / self.scale - 0.5
+        return shift + self._unscaled(x + 0.5) - 0.5
+
+    @property
+    def _is_quotient(self) -> bool:
+        """Whether the factor is outputs / inputs, which floats may only be near to."""
+        return self.scale == self.outputs / self.inputs
+
+    def _unscaled(self, x: np.ndarray) -> np.ndarray:
+        """x / scale, rounded once: floor and ceil take a whole number for what it is."""
+        return x * self.inputs / self.outputs if self._is_quotient else x / self.scale
 
     def elements(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The input's elements at coordinates, in order, and their weights, [most, coordinates]: those that are not 0 first."""

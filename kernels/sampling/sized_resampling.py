@@ -51,9 +51,8 @@ class SizedResampling:
         """Emit what fills the tables of indices and of weights, of type `dtype`: [taps, outputs]."""
         index, weight = (builder.workspace(self.taps * self.outputs, kind) for kind in ("int32", dtype))
         inputs, outputs = (builder.bind(_whole(size)) for size in (self.inputs, self.outputs))
-        scale = builder.name(self._scale(inputs, outputs))
         with builder.loop(outputs, name="place") as place:
-            x = builder.name(self._position(place, inputs, outputs, scale))
+            x = builder.name(self._position(place, inputs, outputs))
 
             def clamped(number: Expr) -> Expr:
                 return builder.bind(tirx.max(tirx.min(tirx.Cast("int32", number), inputs - 1), 0))
@@ -83,22 +82,23 @@ class SizedResampling:
         outer = [((_float(a) * x - _float(5 * a)) * x + _float(8 * a)) * x - _float(4 * a) for x in far]
         return [outer[0], *inner, outer[1]]
 
-    def _scale(self, inputs: Expr, outputs: Expr) -> Expr:
-        if self.scale is not None:
-            return _float(self.scale)
-        return tirx.Cast("float64", outputs) / tirx.Cast("float64", tirx.max(inputs, 1))
-
-    def _position(self, place: Expr, inputs: Expr, outputs: Expr, scale: Expr) -> Expr:
-        """The coordinate of an output in the input."""
+    def _position(self, place: Expr, inputs: Expr, outputs: Expr) -> Expr:
+        """The coordinate of an output in the input, which is rounded once where sizes are given."""
         x = tirx.Cast("float64", place)
         if self.coordinates == "align_corners":
-            width = scale * tirx.Cast("float64", inputs)
+            width = tirx.Cast("float64", outputs) if self.scale is None else _float(self.scale) * tirx.Cast("float64", inputs)
             last = tirx.Cast("float64", inputs - 1)
             return tirx.Select(tirx.LE(width, _float(1)), _float(0), x * last / tirx.max(width - _float(1), _float(1e-300)))
         if self.coordinates == "asymmetric":
-            return x / scale
-        middle = (x + _float(0.5)) / scale - _float(0.5)
+            return self._unscaled(x, inputs, outputs)
+        middle = self._unscaled(x + _float(0.5), inputs, outputs) - _float(0.5)
         return middle if self.coordinates == "half_pixel" else tirx.Select(outputs > 1, middle, _float(0))
+
+    def _unscaled(self, x: Expr, inputs: Expr, outputs: Expr) -> Expr:
+        """x / scale."""
+        if self.scale is not None:
+            return x / _float(self.scale)
+        return x * tirx.Cast("float64", inputs) / tirx.Cast("float64", outputs)
 
 
 def _whole(size: SizeLike) -> Expr:

@@ -159,6 +159,20 @@ def test_one_program_serves_all_sizes(name: str) -> None:
         assert_right(net, model, inputs_of(model, n, m))
 
 
+@pytest.mark.parametrize("how", ["asymmetric", "align_corners"])
+def test_whole_coordinates_of_a_resize_are_whole(how: str) -> None:
+    """Where a quotient of the sizes is rounded first, floor takes the element before; as onnx.reference's."""
+    body = f'r = Resize <coordinate_transformation_mode = "{how}", nearest_mode = "floor"> (x, , , sizes) y = Neg(r)'
+    text = f"<{OPSET}> main (float[N] x, float[A] z) => (float[A] y) {{ sizes = Shape (z) {body} }}"
+    net = compiled(model_of(text), dims={"N": (2, 60), "A": (2, 60)})
+    assert "specialised" not in net.report(), net.report()
+    lost = int(how == "align_corners")
+    for n, a in ((14, 18), (28, 18), (58, 30), (7, 29), (11, 25)):
+        x = np.arange(n, dtype=np.float32)
+        found = np.asarray(net(x=x, z=np.zeros(a, np.float32)))
+        np.testing.assert_array_equal(-found, np.arange(a) * (n - lost) // (a - lost))
+
+
 def test_a_slice_backwards_from_in_front_of_the_beginning() -> None:
     """It starts at the first row, as ONNX's text says; onnx.reference finds nothing."""
     constants = (("start", -1000), ("end", -(2**63) + 1), ("axes", 0), ("step", -1))

@@ -235,6 +235,26 @@ def test_of_nothing() -> None:
     assert not replace(sized, inputs=Domain((Dim("N", 1, 9),), {"N": 5}).size("N")).obstacle
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(14, 18), (28, 18), (58, 30), (7, 29), (11, 25), (49, 49), (5, 1)])
+@pytest.mark.parametrize("how", ["asymmetric", "align_corners"])
+def test_whole_coordinates_by_sizes_are_whole(inputs: int, outputs: int, how: str) -> None:
+    """A quotient of sizes that is rounded first falls short of them, and floor takes the element before; as onnx.reference's."""
+    lost = int(how == "align_corners")
+    expected = np.arange(outputs) * (inputs - lost) // max(outputs - lost, 1)
+    axis = Resampling(inputs, outputs, outputs / inputs, "nearest", how, "floor")
+    np.testing.assert_array_equal(axis.indices[0], expected)
+    case = resize((1, inputs), sizes=(1, outputs), coordinate_transformation_mode=how, nearest_mode="floor")
+    case.expected = [case.arrays["x0"][:, expected]]
+    check([case], target_of("avx2"))
+
+
+def test_a_region_of_one_output_is_read_in_its_middle() -> None:
+    """Whatever the rounding of 1 / inputs."""
+    for inputs in (48, 49):
+        axis = Resampling(inputs, 1, 1 / inputs, "linear", "tf_crop_and_resize", roi=(0.25, 0.75))
+        np.testing.assert_array_equal(axis.positions(), [0.25 * (inputs - 1) + 0.25 * (inputs - 1)])
+
+
 def test_tables_are_the_same_in_blocks() -> None:
     axis = Resampling(70_000, 140_000, 2.0, "cubic")
     middle = slice(65_500, 65_600)
