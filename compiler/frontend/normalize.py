@@ -50,7 +50,7 @@ def normalize(model: ir.Model, where: str, *, keeps_groups: bool = False) -> ir.
     needed = needed_opset(model)
     oldest = max(DIALECT_OPSET, needed or 0)
     if opset < oldest:
-        respell_before_conversion(model)
+        respell_before_conversion(model, oldest)
         model = _upgrade(model, oldest, where)
         respell_after_conversion(model, opset, where)
     if needed is not None:

@@ -8,29 +8,39 @@ import onnx_ir as ir
 from ...runtime.errors import InvalidModelError, UnsupportedModelError
 from ..ir.cloning import copy_value
 from ..ir.constants import add_constant
-from ..ir.facts import infer_facts, source_of
+from ..ir.facts import infer_facts, infer_node, source_of
 from ..ir.names import fresh_name
 from ..ir.operand_shapes import channels_of_groups
 from ..ir.rewriter import replace_node
 from .old_images import respell_images_after, respell_images_before
 
-_NUMPY_SLOPES_OPSET = 7  # from here on the slopes of PRelu broadcast as NumPy does
+_NUMPY_OPSET = 7  # from here on operands broadcast as NumPy does, those of PRelu too
 _NUMBERS_OPSET = 11  # from here on numbers of Clip and Pad are inputs, which the converter makes floats of any data
 _FIRST_NUMBER = {"Clip": 1, "Pad": 2}  # their positions
 _ONE_AXIS_OPSET = 13  # from here on Hardmax is along one axis, the last if none is named; before, over all from the second on
 _CHANNELS_OPSET = 21  # from here on GroupNormalization has factors for each channel; before, for each group, and it is withdrawn
+# Operators that said from which axis on their second operand broadcasts; others that did have no conversion.
+_PLACED_OPERATORS = frozenset(["Add", "Div", "Mul", "Pow", "Sub"])
 _BATCHED_SCAN_OPSET = 8  # the only one whose Scan has a batch dimension; the converter cuts it off the whole model
 
 
-def respell_before_conversion(model: ir.Model) -> None:
-    """Bring a model past an opset at which the converter changes its meaning.
+def respell_before_conversion(model: ir.Model, new: int) -> None:
+    """Bring a model, which will have the opset `new`, past those at which the converter changes its meaning.
 
     Raises:
+        InvalidModelError: groups do not fit.
         UnsupportedModelError: it has operators that stand in the way.
     """
     respell_images_before(model)
+    opset = model.graph.opset_imports[""]
+    if opset < _NUMPY_OPSET:
+        _place_operands(model)
+    if opset < _NUMBERS_OPSET:
+        _drop_unread_numbers(model)
+    if new >= _CHANNELS_OPSET:
+        respell_groups(model)
     nodes = [node for node in model.graph.all_nodes() if node.op_type == "Scan" and node.domain == ""]
-    if model.graph.opset_imports[""] != _BATCHED_SCAN_OPSET or not nodes:
+    if opset != _BATCHED_SCAN_OPSET or not nodes:
         return
     if any(node.op_type == "Upsample" for node in model.graph.all_nodes()):  # the other operator that changes its form here
         raise UnsupportedModelError("model", "Scan of opset 8 beside Upsample", "export it with opset 9 or newer")
@@ -51,14 +61,14 @@ def respell_after_conversion(model: ir.Model, opset: int, where: str) -> None:
             _cast_numbers(model, node)
         if opset < _ONE_AXIS_OPSET and node.domain == "":
             _flatten_around(model, node)
-    if opset < _NUMPY_SLOPES_OPSET:
+    if opset < _NUMPY_OPSET:
         _spread_slopes(model, where)
 
 
 def respell_groups(model: ir.Model) -> None:
     """Put an InstanceNormalization of the groups, which has their factors, in the place of a withdrawn GroupNormalization.
 
-    [N, C, ...] is read as [N, num_groups, C / num_groups, ...]. The facts of the model must be known.
+    [N, C, ...] is read as [N, num_groups, C / num_groups, ...]. The facts of the model should be known.
 
     Raises:
         InvalidModelError: the groups do not fit.
@@ -83,6 +93,51 @@ def respell_groups(model: ir.Model) -> None:
         last = ir.Node("", "Reshape", [normal.outputs[0], whole.outputs[0]], [ir.AttrInt64("allowzero", 1)])
         new = (whole, *parts, rest, each, shape, grouped, normal, last)
         replace_node(model, node, new, last.outputs)
+
+
+def _place_operands(model: ir.Model) -> None:
+    """Give a second operand that broadcasts from an `axis` on, which the converter overlooks, dimensions of 1 behind its own."""
+    nodes = list(model.graph.all_nodes())
+    if not any(map(_says_place, nodes)):
+        return
+    infer_facts(model)
+    for node in nodes:
+        if _says_place(node):
+            _place_operand(model, node)
+        infer_node(node, model)
+        data = node.inputs[0] if node.domain == "" and node.op_type in _PLACED_OPERATORS else None
+        if data is not None and data.shape is not None and node.outputs[0].shape is None:  # ONNX infers no sums of opset 5
+            node.outputs[0].type, node.outputs[0].shape = data.type, data.shape.copy()
+
+
+def _says_place(node: ir.Node) -> bool:
+    is_placed = node.domain == "" and node.op_type in _PLACED_OPERATORS and "axis" in node.attributes
+    return is_placed and bool(node.attributes.get_int("broadcast", 0))
+
+
+def _place_operand(model: ir.Model, node: ir.Node) -> None:
+    data, operand = node.inputs[:2]
+    if data is None or operand is None or data.shape is None or operand.shape is None:
+        what = f"{node.op_type} of opset 6 or older with an axis and unknown shapes"
+        raise UnsupportedModelError(source_of(node), what, "export it anew")
+    rank = len(data.shape)
+    axes = range(len(operand.shape), rank - node.attributes.pop("axis").as_int() % max(rank, 1))
+    if not axes:
+        return
+    name = fresh_name(model, f"{operand.name}_placed")
+    placed = ir.Node("", "Unsqueeze", [operand], [ir.AttrInt64s("axes", [*axes])], name=name)
+    placed.outputs[0].name, placed.outputs[0].type = name, operand.type
+    placed.outputs[0].shape = ir.Shape([*operand.shape, *[1] * len(axes)])
+    assert node.graph is not None
+    node.graph.insert_before(node, placed)
+    node.replace_input_with(1, placed.outputs[0])
+
+
+def _drop_unread_numbers(model: ir.Model) -> None:
+    """Take the number from a Pad that fills with elements: the converter would leave it."""
+    for node in model.graph.all_nodes():
+        if node.op_type == "Pad" and node.domain == "" and node.attributes.get_string("mode", "constant") != "constant":
+            node.attributes.pop("value", None)
 
 
 def _cast_numbers(model: ir.Model, node: ir.Node) -> None:

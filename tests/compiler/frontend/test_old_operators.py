@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import prefuse
 import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from prefuse.compiler.frontend.normalize import normalize
-from prefuse.runtime.errors import InvalidModelError
+from prefuse.runtime.errors import InvalidModelError, UnsupportedModelError
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
@@ -45,6 +46,48 @@ def _over_many_axes(op_type: str, axis: int | None, *shape: int) -> onnx.ModelPr
     ports = [helper.make_tensor_value_info(name, 1, shape) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node(op_type, ["x"], ["y"], **attributes)], "one", ports[:1], ports[1:])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=6)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "axis", "shape", "own"),
+    [("Add", 1, (3,), (3, 1, 1)), ("Mul", 1, (3, 4), (3, 4, 1)), ("Sub", 0, (3,), (3, 1, 1, 1)), ("Pow", 2, (4, 5), (4, 5)),
+     ("Div", -2, (4,), (4, 1)), ("Add", 0, (), ())],
+)  # fmt: skip
+@pytest.mark.parametrize("opset", [1, 6])
+def test_the_second_operand_had_a_place(
+    opset: int, op_type: str, axis: int, shape: tuple[int, ...], own: tuple[int, ...]
+) -> None:
+    """As biases of channels were written, here as many as there are images; behind an operator whose result has no shape."""
+    text = f"""<ir_version: 3, opset_import: ["": {opset}]>
+        main (float[3,3,4,5] x, float{list(shape) or ""} b) => (float[3,3,4,5] y) {{
+          z = Add<broadcast=1>(x, x)
+          y = {op_type}<broadcast=1, axis={axis}>(z, b)
+        }}"""
+    rng = np.random.default_rng(4)
+    x, b = rng.standard_normal((3, 3, 4, 5), np.float32), np.asarray(rng.standard_normal(shape, np.float32))
+    numpys = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Pow": np.power}
+    with np.errstate(invalid="ignore"):
+        expected = numpys[op_type](x + x, b.reshape(own))
+    found = np.asarray(prefuse.compile(onnx.parser.parse_model(text), cache=False)(x, b))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_place_among_unknown_dimensions_is_refused() -> None:
+    text = """<ir_version: 3, opset_import: ["": 5]> main (float[2,3,4] x, float[3] b) => (float[2,3,4] y) {
+          z = Relu(x)
+          y = Add<broadcast=1, axis=1>(z, b)
+        }"""
+    with pytest.raises(UnsupportedModelError, match="Add of opset 6 or older"):
+        prefuse.compile(onnx.parser.parse_model(text), cache=False)
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("reflect", [2, 1, 2, 3, 2]), ("edge", [1, 1, 2, 3, 3])])
+def test_the_number_of_a_pad_without_one(mode: str, expected: list[float]) -> None:
+    text = f"""<ir_version: 3, opset_import: ["": 10]> main (float[3] x) => (float[5] y) {{
+          y = Pad<mode="{mode}", pads=[1, 1], value=0.5>(x)
+        }}"""
+    found = np.asarray(prefuse.compile(onnx.parser.parse_model(text), cache=False)(np.array([1, 2, 3], np.float32)))
+    np.testing.assert_array_equal(found, np.array(expected, np.float32))
 
 
 @pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax", "Hardmax"])
@@ -100,6 +143,21 @@ def test_groups_had_factors_of_their_own(opset: int, groups: int, shape: tuple[i
     (expected,) = ReferenceEvaluator(model).run(None, feeds) if min(shape) else (np.zeros(shape, np.float32),)
     found = np.asarray(prefuse.compile(model, cache=False)(*feeds.values()))
     np.testing.assert_allclose(found, np.asarray(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_groups_had_factors_of_their_own_beside_an_operator_of_com_microsoft() -> None:
+    """For which the model is brought to an opset that has factors for each channel."""
+    text = """<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]>
+        main (float[2,4,5] x, float[2] s, float[2] b) => (float[2,4,5] y) {
+          n = GroupNormalization<num_groups=2, epsilon=0.01>(x, s, b)
+          y = com.microsoft.FastGelu(n)
+        }"""
+    rng = np.random.default_rng(5)
+    feeds = {name: rng.standard_normal(shape, np.float32) for name, shape in (("x", (2, 4, 5)), ("s", (2,)), ("b", (2,)))}
+    model = onnx.parser.parse_model(text)
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    found = np.asarray(prefuse.compile(model, cache=False)(*feeds.values()))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_channels_are_in_equal_groups() -> None:
