@@ -21,6 +21,7 @@ from .contrib.rewrite import needed_opset, rewrite_contrib
 from .inlining import inline_functions
 from .metadata import check_metadata
 from .old_operators import respell_after_conversion, respell_before_conversion
+from .string_labels import number_labels
 
 OLDEST_OPSET, DIALECT_OPSET = 1, 18
 _FREE_INITIALIZERS_IR = 4  # the first file format whose initializers need not be inputs too; the converter looks there
@@ -55,6 +56,7 @@ def normalize(model: ir.Model, where: str, *, keeps_groups: bool = False) -> ir.
         respell_after_conversion(model, opset, where)
     if needed is not None:
         rewrite_contrib(model)
+    number_labels(model)
     _name_parts(model)
     _separate_outputs(model.graph, model.graph)
     return model

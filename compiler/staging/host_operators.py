@@ -29,7 +29,10 @@ def _attributes(node: ir.Node) -> dict[str, Attribute]:
     """The node's attributes that our operator reads."""
     kinds = OPERATORS[node.op_type].attributes
     given = {name: node.attributes[name] for name in kinds if name in node.attributes}
-    return {name: one.as_int() if kinds[name] is int else one.as_tensor().numpy() for name, one in given.items()}
+    found: dict[str, Attribute] = {
+        name: one.as_int() if kinds[name] is int else one.as_tensor().numpy() for name, one in given.items()
+    }
+    return found | {"outputs": len(node.outputs)} if "outputs" in kinds else found
 
 
 def _reference(node: ir.Node, opsets: Mapping[str, int]) -> HostFunction:

@@ -1,7 +1,7 @@
 """Operators that run between programs: on sequences and optionals, and by data whose values make shapes.
 
-They compute nothing: they keep lists, and move bytes with NumPy. A name and attributes as plain values say all about one of
-them, so that a program file can hold it.
+They compute nothing but which strings are equal: they keep lists, and move bytes with NumPy. A name and attributes as plain
+values say all about one of them, so that a program file can hold it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ class HostOperator:
 
 @dataclass(frozen=True, slots=True)
 class OperatorKind:
-    """How to make the function of an operator, which attributes it has, and how many inputs. All but Split give one output."""
+    """How to make the function of an operator, which attributes it has, and how many inputs.
+
+    All but Split and Unique, whose `outputs` says their number, give one output.
+    """
 
     make: Callable[..., HostFunction]
     inputs: tuple[int, int | None]  # fewest and most; None for any number
@@ -246,5 +249,32 @@ DATA_MOVEMENT: dict[str, OperatorKind] = {
     "Unsqueeze": OperatorKind(_unsqueeze, (2, 2)),
 }
 
-# Identity is the host's on what is no tensor of numbers.
-OPERATORS: dict[str, OperatorKind] = {**SEQUENCE_OPERATORS, **DATA_MOVEMENT, "Identity": OperatorKind(_same, (1, 1))}
+# ----------------------------------------------------------------------------------------------------------------- strings
+
+
+def _gather(source: str, axis: int = 0) -> HostFunction:
+    return lambda array, places: [np.take(array, places, axis)]
+
+
+def _unique(source: str, axis: int | None = None, sorted: int = 1, outputs: int = 1) -> HostFunction:
+    def run(array: np.ndarray) -> list[Value]:
+        codes = np.unique(array, return_inverse=True)[1].reshape(array.shape)  # NumPy compares no rows of strings
+        _, first, places, counts = np.unique(codes, True, True, True, axis)
+        places = places.reshape(-1)
+        if not sorted:
+            order = np.argsort(first)
+            first, places, counts = first[order], np.argsort(order)[places], counts[order]
+        values = array.reshape(-1)[first] if axis is None else np.take(array, first, axis)
+        found: list[Value] = [values, first, places, counts]
+        return found[:outputs]
+
+    return run
+
+
+# On what is no tensor of numbers.
+_OTHERS: dict[str, OperatorKind] = {
+    "Gather": OperatorKind(_gather, (2, 2), {"axis": int}),
+    "Identity": OperatorKind(_same, (1, 1)),
+    "Unique": OperatorKind(_unique, (1, 1), {"axis": int, "sorted": int, "outputs": int}),
+}
+OPERATORS: dict[str, OperatorKind] = {**SEQUENCE_OPERATORS, **DATA_MOVEMENT, **_OTHERS}

@@ -75,7 +75,7 @@ def _host(step: HostStep) -> Iterator[str]:
     if len(step.reads) < fewest or (most is not None and len(step.reads) > most):
         yield f"{len(step.reads)} inputs"
     if operator.name != "Split":
-        yield from _unequal("outputs", 1, len(step.writes))
+        yield from _unequal("outputs", int(operator.attributes.get("outputs", 1)), len(step.writes))
 
 
 def _scan(step: ScanStep) -> Iterator[str]:

@@ -72,7 +72,10 @@ def label_encoder(node: ir.Node) -> ir.Function | None:
 
 
 def linear_classifier(node: ir.Node) -> ir.Function | None:
-    """The label of the greatest of x W^T + b, and all of them transformed; one score and two labels are two scores."""
+    """The label of the greatest of x W^T + b, and all of them transformed.
+
+    One score s and two labels are two scores, 1 - s and s; as in ONNX Runtime, softmaxes leave these as they are.
+    """
     labels = node.attributes.get_ints("classlabels_ints", ())
     scores, body, count = _linear(node, max(len(node.attributes.get_floats("intercepts", ())), 1))
     transform = node.attributes.get_string("post_transform", "NONE")
@@ -83,7 +86,7 @@ def linear_classifier(node: ir.Node) -> ir.Function | None:
         chosen = body.op("ArgMax", scores, axis=1, keepdims=0)
     else:
         chosen = body.op("Squeeze", body.cast(body.op("Greater", scores, np.array(0, np.float32)), "int64"), ints([1]))
-        score = transformed(body, scores, transform) if transform in ("NONE", "LOGISTIC") else None
+        score = transformed(body, scores, transform) if transform in ("LOGISTIC", "PROBIT") else scores
         results = None if score is None else body.op("Concat", body.op("Sub", np.array(1, np.float32), score), score, axis=1)
     return None if results is None else body.function(labelled(body, chosen, labels), results)
 

@@ -48,3 +48,26 @@ def test_parts_of_a_split_by_their_number() -> None:
     for length, expected in ((7, [3, 3, 1]), (6, [2, 2, 2]), (1, [1, 0, 0])):
         found = HostOperator("Split", {"num_outputs": 3}, "split")(np.zeros(length))
         assert [np.asarray(part).size for part in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({}, [["a", "b", "c"], [1, 0, 3], [1, 0, 1, 2, 1, 0], [2, 3, 1]]),
+        ({"sorted": 0}, [["b", "a", "c"], [0, 1, 3], [0, 1, 0, 2, 0, 1], [3, 2, 1]]),
+        ({"axis": 0}, [[["b", "a"], ["b", "c"]], [0, 1], [0, 1, 0], [2, 1]]),
+        ({"axis": -1, "sorted": 0}, [[["b", "a"], ["b", "c"], ["b", "a"]], [0, 1], [0, 1], [1, 1]]),
+    ],
+)
+def test_distinct_strings(how: dict[str, int], expected: list[object]) -> None:
+    """The distinct ones, their first places, the place of each among them, and their counts."""
+    rows = np.array([["b", "a"], ["b", "c"], ["b", "a"]], object)
+    found = HostOperator("Unique", {**how, "outputs": 4}, "Unique")(rows)
+    for array, values in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(array, np.array(values))
+    assert len(HostOperator("Unique", {**how, "outputs": 1}, "Unique")(rows)) == 1
+
+
+def test_rows_by_index() -> None:
+    (found,) = HostOperator("Gather", {"axis": 1}, "Gather")(np.array([["b", "a"], ["b", "c"]], object), np.array([[-1, 0]]))
+    np.testing.assert_array_equal(found, [[["a", "b"]], [["c", "b"]]])

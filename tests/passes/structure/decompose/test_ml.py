@@ -11,6 +11,7 @@ import prefuse
 import pytest
 from onnx import numpy_helper
 from prefuse.runtime.errors import InvalidModelError, UnsupportedModelError
+from prefuse.runtime.executor import CompiledModel
 
 from .expanding import compiled, expanded, one_node, operators
 from .ml_oracle import agrees, ml_model
@@ -129,6 +130,46 @@ def test_what_the_specification_leaves_open_is_refused(attributes: dict[str, Any
     assert "TreeEnsembleClassifier" in operators(expanded(model))
 
 
+_STRINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "trees": ("TreeEnsembleClassifier", _trees(3, 3, 3, "class", per_leaf=2)),
+    "trees by the first": ("TreeEnsembleClassifier", _trees(3, 3, 1, "class") | {"post_transform": "LOGISTIC"}),
+    "linear": ("LinearClassifier", {"coefficients": [0.5, -1.0, 0.25, 1.0, 0.1] * 3, "intercepts": [0.2, 0.1, 0.0]}),
+    "linear of one": ("LinearClassifier", {"coefficients": [0.5, -1.0, 0.25, 1.0, 0.1], "intercepts": [0.2]}),
+    "vectors": (
+        "SVMClassifier",
+        {
+            "support_vectors": [0.5, -1.0, 0.25, 1.0, 0.1] * 3,
+            "coefficients": [1.0, -0.5, -0.5],
+            "vectors_per_class": [1, 2],
+            "rho": [0.1],
+            "kernel_params": [0.1, 0.0, 3.0],
+            "kernel_type": "RBF",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _STRINGS)
+def test_labels_of_classifiers_may_be_strings(name: str) -> None:
+    """Scores as for integers, of which onnx.reference gets some of two classes wrong."""
+    op_type, attributes = _STRINGS[name]
+    labels = ["no", "yes"] if name.endswith(("first", "one", "vectors")) else ["no", "yes", "möglich"]
+    model = ml_model(op_type, {"x": _X}, 2, classlabels_strings=labels, **attributes)
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": _X})
+    net: Any = prefuse.compile(model, cache=False)
+    named, scores = net(_X)
+    assert "onnx.reference" not in net.report()
+    np.testing.assert_array_equal(named, expected[0])
+    np.testing.assert_allclose(scores, expected[1], rtol=1e-5, atol=1e-6)
+
+
+def test_labels_that_nobody_reads_are_not_looked_up() -> None:
+    op_type, attributes = _STRINGS["linear"]
+    model = ml_model(op_type, {"x": _X}, 2, classlabels_strings=["a", "b", "c"], **attributes)
+    del model.graph.output[0]
+    assert isinstance(prefuse.compile(model, cache=False), CompiledModel)
+
+
 _ENCODERS: dict[str, tuple[dict[str, Any], type]] = {
     "ints": ({"keys_int64s": [3, -1, 2], "values_floats": [0.5, 1.5, 2.5]}, np.int64),
     "floats": ({"keys_floats": [2.0, float("nan")], "values_int64s": [7, 9]}, np.float32),
@@ -160,7 +201,7 @@ def test_linear(transform: str) -> None:
     agrees("LinearClassifier", {"x": _X}, 2, classlabels_ints=[4, 2, 6], **common)
 
 
-@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC"])
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"])
 def test_linear_classifier_of_one_score(transform: str) -> None:
     attributes: dict[str, Any] = {"coefficients": [0.5, -1.0, 0.25, 1.0, 0.1], "intercepts": [0.2], "post_transform": transform}
     agrees("LinearClassifier", {"x": _X}, 2, classlabels_ints=[4, 2], **attributes)

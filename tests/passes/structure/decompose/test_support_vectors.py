@@ -121,7 +121,6 @@ def test_scores_have_a_shape_for_what_reads_them() -> None:
     "changes",
     [
         {"post_transform": "PROBIT"},
-        {"classlabels_ints": None, "classlabels_strings": ["a", "b", "c"]},
         {"rho": [0.1]},
         {"coefficients": [1.0]},
         {"support_vectors": [1.0]},
