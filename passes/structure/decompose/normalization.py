@@ -24,7 +24,7 @@ def lp_normalization(node: ir.Node) -> str:
 
 
 def lrn(node: ir.Node) -> ir.Function | None:
-    """x / (bias + alpha / size * the sum of squares of neighbouring channels) ** beta (ONNX LRN).
+    """x / (bias + alpha / size * the sum of squares of neighbouring channels) ** beta (ONNX LRN), in float32 at least.
 
     The sum divided by the size is an average over windows along the channels, the padding counted in; the other dimensions
     are one.
@@ -32,20 +32,24 @@ def lrn(node: ir.Node) -> ir.Function | None:
     shape, dtype, body = dims(node.inputs[0]), node.outputs[0].dtype, Body(node)
     if dtype is None:
         return None
-    x = body.input(0)
     if any(equal(dim, 0) for dim in shape):
-        return body.function(body.op("Identity", x))
+        return body.function(body.op("Identity", body.input(0)))
+    inner = dtype if dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    x = body.input(0) if dtype == inner else body.cast(body.input(0), inner)
     size = node.attributes.get_int("size")
     given = {name: node.attributes.get_float(name, value) for name, value in _LRN_DEFAULTS}
-    own = {name: body.cast(np.array(value, np.float32), dtype) for name, value in given.items()}
+    own = {name: body.cast(np.array(value, np.float32), inner) for name, value in given.items()}
     plane = body.reshape(body.op("Mul", x, x), [shape[0], 1, shape[1], prod(shape[2:])])
     pads = [(size - 1) // 2, 0, size // 2, 0]
     mean = body.reshape(body.op("AveragePool", plane, kernel_shape=[size, 1], pads=pads, count_include_pad=1), shape)
     base = body.op("Add", own["bias"], body.op("Mul", own["alpha"], mean))
-    if given["beta"] != 0.75:
-        return body.function(body.op("Div", x, body.op("Pow", base, own["beta"])))
-    root = body.op("Sqrt", base)  # less work than Pow, as AlexNet has it
-    return body.function(body.op("Div", x, body.op("Mul", root, body.op("Sqrt", root))))
+    if given["beta"] == 0.75:
+        root = body.op("Sqrt", base)  # less work than Pow, as AlexNet has it
+        divisor = body.op("Mul", root, body.op("Sqrt", root))
+    else:
+        divisor = body.op("Pow", base, own["beta"])
+    result = body.op("Div", x, divisor)
+    return body.function(result if dtype == inner else body.cast(result, dtype))
 
 
 def mean_variance_normalization(node: ir.Node) -> str | None:

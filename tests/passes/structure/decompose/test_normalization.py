@@ -34,6 +34,12 @@ def test_local_response_normalization(shape: tuple[int, ...], size: int, dtype: 
     np.testing.assert_allclose(found, normalized(x, size, 0.5, 0.6, 1.5), rtol=tolerance, atol=tolerance)
 
 
+def test_squares_beyond_float16() -> None:
+    x = np.full((1, 5, 2), 300, np.float16)
+    found = np.asarray(prefuse.compile(one_node("LRN", {"x": x}, size=5), cache=False)(x))
+    np.testing.assert_allclose(found, normalized(x, 5, 1e-4, 0.75, 1.0), rtol=1e-3)
+
+
 def test_default_attributes_and_no_elements() -> None:
     x = rng.standard_normal((1, 4, 5)).astype(np.float32)
     found = np.asarray(prefuse.compile(one_node("LRN", {"x": x}, size=3), cache=False)(x))
