@@ -38,15 +38,17 @@ _SLOW = frozenset(
 _SLOW |= {"MaxUnpool", "MelWeightMatrix", "NonMaxSuppression", "QLinearConv", "Resize", "RoiAlign", "STFT", "Upsample"}
 _SLOW_BYTES = 16 * 1024  # of the operands and results of those that are computed all the same
 _MOST_STEP = 64  # of the pads, strides and dilations of those: the reference makes the padded image
-_MOST_PRODUCTS = {"Einsum": 1 << 28, "Gemm": 1 << 33, "MatMul": 1 << 33, "MatMulInteger": 1 << 33}  # multiplications
+_MOST_PRODUCTS = {"Einsum": 1 << 28, "Gemm": 1 << 33, "MatMul": 1 << 33}  # multiplications
 # Operators that `onnx.reference` gets wrong below an opset: softmax by its newest meaning, batch normalisation as in training.
 _MISREAD_BELOW = {"BatchNormalization": 14, "Hardmax": 13, "Softmax": 13}
 # At any opset: pools with unequal padding, recurrent operators with lengths, LRN of more channels than images, indices out of
-# range, logarithms of what is 0 in a softmax, sums of infinite powers, the scale of zeros alone.
+# range, logarithms of what is 0 in a softmax, sums of infinite powers, the scale of zeros alone, zero points of rows.
 _MISREAD = frozenset({"AveragePool", "GRU", "LRN", "LSTM", "LpPool", "MaxPool", "RNN", "SequenceInsert"}) | {
     "DynamicQuantizeLinear",
     "GatherElements",
     "LogSoftmax",
+    "MatMulInteger",
+    "QLinearMatMul",
     "ReduceLogSumExp",
 }
 # With these attributes (name, default, value that is misread): distinct values in order of appearance, norms of signed numbers.

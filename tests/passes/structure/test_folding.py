@@ -106,3 +106,20 @@ def test_constants_are_quantized_at_once_where_their_quotients_are_small(
     )
     infer_facts(model)
     assert is_misread(model.graph[0], 21) is not folds
+
+
+@pytest.mark.parametrize("is_byte", [False, True])
+def test_zero_points_of_rows_are_those_of_rows(is_byte: bool) -> None:
+    """Where there are as many columns, onnx.reference takes them for these."""
+    product = "QLinearMatMul(a, one, z, a, one, none, half, none)" if is_byte else "MatMulInteger(a, a, z)"
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        main (int32[2,2] x) => (int32[2,2] y)
+          <uint8[2,2] a = {{6, 2, 3, 9}}, uint8[2] z = {{1, 2}}, float[2] one = {{1, 1}}, float half = {{0.5}},
+           uint8 none = {{0}}> {{
+          m = {product}
+          c = Cast<to=6>(m)
+          y = Add(x, c)
+        }}"""
+    a = np.array([[6, 2], [3, 9]])
+    y = np.asarray(prefuse.compile(onnx.parser.parse_model(text), cache=False)(np.zeros((2, 2), np.int32)))
+    np.testing.assert_array_equal(y, (a - [[1], [2]]) @ a * (2 if is_byte else 1))
