@@ -281,12 +281,12 @@ class _Inference:
             self.visit(child)
 
     def _known_tensors(self, node: ir.Node) -> dict[str, ir.TensorProtocol]:
-        """Small constants among the inputs of a node, by the name they have there."""
-        known = {}
+        """Small constants among the inputs of a node, by the name they have there: of a Split, the sizes of all its parts."""
+        known, most = {}, max(_MAX_KNOWN_ELEMENTS, len(node.outputs))
         for value in node.inputs:
             source = self._argument(value)
             tensor = None if source is None else constant_tensor(source)
-            if value is not None and tensor is not None and tensor.size <= _MAX_KNOWN_ELEMENTS:
+            if value is not None and tensor is not None and tensor.size <= most:
                 known[str(value.name)] = tensor
         return known
 

@@ -300,3 +300,13 @@ def test_answers_that_another_thread_clears(monkeypatch: pytest.MonkeyPatch) -> 
         model = model_of("main (float[2] x) => (y, z) { y = Relu(x)\n z = Relu(x) }")
         infer_facts(model)
         assert [value.shape for value in model.graph.outputs] == [(2,), (2,)]
+
+
+def test_sizes_of_the_parts_of_a_split_are_known_however_many() -> None:
+    parts = 300
+    outputs = ", ".join(f"p{number}" for number in range(parts))
+    model = model_of(f"main (float[2,900] x, int64[{parts}] s) => (p7) {{ {outputs} = Split <axis = 1> (x, s) }}")
+    sizes = model.graph.inputs.pop(1)
+    sizes.const_value = ir.tensor(np.full(parts, 3), name="s")
+    model.graph.register_initializer(sizes)
+    assert set(types_of(model).values()) == {"float[2,3]"}
