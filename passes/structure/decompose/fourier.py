@@ -13,6 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ....compiler.ir.constants import scalar_constant
+from ....compiler.ir.facts import source_of
+from ....runtime.errors import InvalidModelError
 from .body import Body, ints
 from .common import dims, dtype_of
 
@@ -44,8 +46,17 @@ def dft(node: ir.Node) -> ir.Function | None:
 
 
 def stft(node: ir.Node) -> ir.Function | None:
-    """Transforms of the frames of a signal, each multiplied by the window."""
-    body, (batch, length, parts) = Body(node), dims(node.inputs[0])
+    """Transforms of the frames of a signal, each multiplied by the window.
+
+    The signal is [batch, length, 1 or 2], or [batch, length] as in ONNX Runtime.
+
+    Raises:
+        InvalidModelError: it has another number of dimensions.
+    """
+    body, shape = Body(node), dims(node.inputs[0])
+    if len(shape) not in (2, 3):
+        raise InvalidModelError(source_of(node), f"STFT of a signal of {len(shape)} dimensions", "give [batch, length, 1 or 2]")
+    batch, length, parts = shape if len(shape) == 3 else (*shape, 1)
     step, given = (scalar_constant(node.inputs[at]) if body.has_input(at) else None for at in (1, 3))
     if not isinstance(step, int) or step < 1 or (body.has_input(3) and given is None):
         return None
@@ -55,7 +66,8 @@ def stft(node: ir.Node) -> ir.Function | None:
         return None
     transform = _Transform(body, dtype_of(node.inputs[0]))
     places = np.arange(frames, dtype=np.int64)[:, None] * step + np.arange(points, dtype=np.int64)
-    rows = body.op("Gather", transform.widened(body.input(0)), places, axis=1)
+    signal = transform.widened(body.input(0))
+    rows = body.op("Gather", signal if len(shape) == 3 else body.reshape(signal, [batch, length, 1]), places, axis=1)
     if body.has_input(2):
         rows = body.op("Mul", rows, body.reshape(transform.widened(body.input(2)), [points, 1]))
     rows = body.reshape(rows, [batch * frames, points, parts])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from prefuse.runtime.errors import InvalidModelError
 
 from .expanding import compiled, evaluate, expanded, one_node, operators
 
@@ -89,3 +90,15 @@ def test_frames(given: str, parts: int) -> None:
     frames = np.stack([source[:, at : at + n] for at in range(0, 50 - n + 1, 5)], 1)
     frames = frames * window if given in ("window", "both") else frames
     np.testing.assert_allclose(found, _parts((np.fft.rfft if parts == 1 else np.fft.fft)(frames)), atol=1e-11)
+
+
+def test_frames_of_a_signal_without_parts() -> None:
+    """[batch, length], as ONNX Runtime takes it."""
+    signal = np.random.default_rng(3).standard_normal((2, 40), np.float32)
+    model = one_node("STFT", {"x": signal, "c_step": np.array(8, np.int64), "none": signal, "c_n": np.array(16, np.int64)})
+    (found,) = compiled(model, signal)
+    frames = np.stack([signal[:, at : at + 16] for at in range(0, 40 - 16 + 1, 8)], 1)
+    np.testing.assert_allclose(found, _parts(np.fft.rfft(frames)), atol=1e-5)
+    deep = signal.reshape(2, 4, 5, 2)
+    with pytest.raises(InvalidModelError, match="a signal of 4 dimensions"):
+        expanded(one_node("STFT", {"x": deep, "c_step": np.array(8, np.int64), "none": deep, "c_n": np.array(4, np.int64)}))
