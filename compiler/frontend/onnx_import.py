@@ -119,6 +119,8 @@ def _replace_tensors(graph: ir.Graph, replacement: Callable[[ir.TensorProtocol],
 def _placed(tensor: ir.ExternalTensor, where: str, file: Path | None) -> ir.ExternalTensor:
     """The tensor at the real path of its data, which lies there whole, in a file beside the model."""
     location = os.fspath(tensor.location)
+    if tensor.dtype == ir.DataType.STRING:
+        raise InvalidModelError(where, f"tensor {tensor.name} is of strings, which no external file holds", _BROKEN)
     if min(tensor.shape.numpy(), default=0) < 0:
         raise InvalidModelError(where, f"tensor {tensor.name} has the shape {tensor.shape}", _BROKEN)
     if file is None:

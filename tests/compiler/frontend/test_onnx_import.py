@@ -117,6 +117,15 @@ def test_functions_of_the_model_are_inlined() -> None:
     assert not model.functions
 
 
+def test_strings_in_an_external_file_are_refused(tmp_path: Path) -> None:
+    path = with_external_data(tmp_path, np.zeros(512, np.float32))
+    model = onnx.load(path, load_external_data=False)
+    model.graph.initializer[0].data_type = onnx.TensorProto.STRING
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(InvalidModelError, match="tensor w is of strings"):
+        import_model(path)
+
+
 def test_external_data_is_mapped_not_read(tmp_path: Path) -> None:
     weights = np.arange(512, dtype=np.float32)
     model = import_model(with_external_data(tmp_path, weights))
