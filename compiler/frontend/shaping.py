@@ -1,6 +1,7 @@
 """Inputs whose very values decide shapes: the target of a Reshape, the ends of a Slice, the axes of a reduction.
 
-A program has static shapes, so a model is compiled for the values of such inputs as it is for the shapes of the others.
+A program has static shapes, so a model is compiled for the values of such inputs as it is for the shapes of the others. Data of
+which each call has others are no such inputs: a model that decides by them runs in stages.
 """
 
 from __future__ import annotations
@@ -54,18 +55,37 @@ _SHAPING: dict[str, tuple[int, ...]] = {
 
 
 def shaping_inputs(model: ir.Model) -> tuple[str, ...]:
-    """Names of the inputs that shaping operands are computed from, in the graph's order."""
-    needed: set[ir.Value] = set()
-    pending = _operands_in(model.graph)
+    """Names of the small inputs that shaping operands are computed from, in the graph's order.
+
+    Floats are among them where the operand is of floats, too, and what chooses a branch is where it is one integer or truth.
+    """
+    operands = _operands_in(model.graph)
+    chosen = {value for value, is_branch in operands if is_branch}
+    shaping = {value for value, is_branch in operands if not is_branch}
+    of_floats = _sources({value for value in shaping if _is_float(value)})
+    of_shapes, of_branches = _sources(shaping), _sources(chosen)
+
+    def is_shaping(value: ir.Value) -> bool:
+        if not _is_small(value):
+            return False
+        return value in of_floats if _is_float(value) else value in of_shapes or (value in of_branches and _is_one(value))
+
+    return tuple(str(value.name) for value in model.graph.inputs if is_shaping(value))
+
+
+def _sources(values: set[ir.Value]) -> set[ir.Value]:
+    """These values, and all that they are computed from."""
+    found: set[ir.Value] = set()
+    pending = list(values)
     while pending:
         value = pending.pop()
-        if value in needed:
+        if value in found:
             continue
-        needed.add(value)
+        found.add(value)
         producer = value.producer()
         if producer is not None and producer.op_type not in ("Shape", "Size"):  # those read the type alone
             pending += [operand for operand in producer.inputs if operand is not None]
-    return tuple(str(value.name) for value in model.graph.inputs if value in needed and _is_small(value))
+    return found
 
 
 def bind_values(model: ir.Model, values: Mapping[str, np.ndarray]) -> ir.Model:
@@ -102,10 +122,11 @@ def _is_known(value: ir.Value) -> bool:
     return constant_tensor(value) is not None or constant_sizes(value) is not None
 
 
-def _operands_in(graph: ir.Graph) -> list[ir.Value]:
+def _operands_in(graph: ir.Graph) -> list[tuple[ir.Value, bool]]:
+    """The shaping operands of a graph's nodes, and whether they choose a branch."""
     found = []
     for node in graph:
-        found += shaping_operands(node)
+        found += [(value, node.op_type == "If") for value in shaping_operands(node)]
         for subgraph in subgraphs_of(node):
             found += _operands_in(subgraph)
     return found
@@ -115,3 +136,11 @@ def _is_small(value: ir.Value) -> bool:
     if not isinstance(value.type, ir.TensorType) or value.dtype == ir.DataType.STRING or value.shape is None:
         return False
     return not value.shape.is_static() or int(np.prod(value.shape.numpy())) <= _LARGEST_ELEMENTS
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_floating_point()
+
+
+def _is_one(value: ir.Value) -> bool:
+    return value.shape is not None and value.shape.is_static() and int(np.prod(value.shape.numpy())) == 1

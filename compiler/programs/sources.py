@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from ..frontend.torch_sizes import ProgramRules
 
+MANY_PROGRAMS = 8  # of one graph for the values or the shapes of runs, before a warning
 _OTHER: TensorKey = ((), "")  # the key of an input that is no tensor of numbers
 
 
@@ -196,6 +199,7 @@ class GraphSource:
         self._model = model
         self._prepared: ir.Model | None = None  # what is compiled, once it is needed
         self._shaping = frozenset(shaping_inputs(model))
+        self._compiled = count(1)
         self._builder = builder
         self._build = build
         self._check = dimension_bindings
@@ -229,10 +233,18 @@ class GraphSource:
         return Call(LEAF, keys, kept, tuple(known))
 
     def compile(self, call: Call) -> Specialization:
+        if (what := self._many_programs(call)) and next(self._compiled) == MANY_PROGRAMS:
+            warnings.warn(what, stacklevel=2)
         shapes = self._shapes(call.types)
         key = self._builder.key("graph", self._digest, repr(call.types), repr(call.values))
         with self._builder.reporting():
             return Specialization(self._build(self._builder, key, lambda: self._bound(shapes, call)))
+
+    def _many_programs(self, call: Call) -> str:
+        """What to say where calls like this one have made many programs; empty if that is no news."""
+        names = ", ".join(sorted(self._shaping))
+        what = f"{self.name} is compiled for the {MANY_PROGRAMS}th values of {names}, which decide shapes or branches"
+        return f"{what}: each new one costs a compilation; give few different ones" if call.values else ""
 
     def _checked(self, name: str, value: object) -> Tensor:
         expected = self._dtypes[name]

@@ -135,7 +135,7 @@ class SpecializedModel(Shared):
         self._lock = threading.Lock()
         self._calls = count()
         self._entries: dict[Hashable, _Entry] = {}  # by the signature of a call
-        self._forgotten: set[Hashable] = set()  # signatures of programs that are no longer in memory
+        self._forgotten: set[int] = set()  # hashes of the signatures of programs that are no longer in memory
         self._shortcuts: dict[Hashable, _Shortcut] = {}  # by what a call shows without being bound to parameters
         self._session = SpecializedContext(self)  # of calls of the model itself, if it has states
 
@@ -269,7 +269,7 @@ class SpecializedModel(Shared):
             is_mine = entry is None
             if entry is None:
                 entry = self._entries[call.signature] = _Entry(Future(), 0, replace(call, tensors=()))
-                self._forgotten.discard(call.signature)
+                self._forgotten.discard(hash(call.signature))
             entry.used = next(self._calls)
         if is_mine:
             self._compile(call, entry.future)
@@ -288,7 +288,7 @@ class SpecializedModel(Shared):
             while len(self._entries) > self._capacity:
                 oldest = min(self._entries, key=lambda signature: self._entries[signature].used)
                 gone = self._entries.pop(oldest)
-                self._forgotten.add(oldest)
+                self._forgotten.add(hash(oldest))
                 self._shortcuts = {key: known for key, known in self._shortcuts.items() if known.entry is not gone}
 
     @property

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 
 import numpy as np
 import onnx_ir as ir
@@ -29,13 +27,11 @@ from ..pipeline import Context, Pass, parse_pipeline, run_pipeline
 from ..pipeline.pass_table import PASSES, STRUCTURE_PIPELINE
 from ..programs.builder import Builder
 from ..programs.digest import model_digest
-from ..programs.sources import GraphSource
-from ..programs.specialize import Call, Specialization, SpecializedModel
+from ..programs.sources import MANY_PROGRAMS, GraphSource
+from ..programs.specialize import Call, SpecializedModel
 from .host_operators import host_function
 from .partition import Stage, crossing_values, needs_host, partition
 from .stage_model import StageModel, stage_model
-
-_MANY_SHAPES = 8  # of one stage, before a warning
 
 
 def build_model(builder: Builder, key: str, model: ir.Model) -> CompiledModel | StagedModel:
@@ -202,14 +198,10 @@ class _StageSource(GraphSource):
 
     def __init__(self, model: ir.Model, builder: Builder) -> None:
         super().__init__(model, builder, _build_stage)
-        self._name = builder.name
-        self._compiled = count(1)
 
-    def compile(self, call: Call) -> Specialization:
-        if next(self._compiled) == _MANY_SHAPES:
-            what = f"{self._name} is compiled for the {_MANY_SHAPES}th shape: its shapes depend on the data of each run"
-            warnings.warn(f"{what}, and each new one costs a compilation; pad the data to few sizes", stacklevel=2)
-        return super().compile(call)
+    def _many_programs(self, call: Call) -> str:
+        what = f"{self.name} is compiled for the {MANY_PROGRAMS}th shape: its shapes depend on the data of each run"
+        return f"{what}, and each new one costs a compilation; pad the data to few sizes"
 
 
 def _after(stages: Sequence[Stage], number: int) -> Iterable[ir.Node]:
