@@ -51,7 +51,7 @@ def without_events(plan: Plan) -> Iterator[Plan]:
 def with_earlier_copies(plan: Plan) -> Iterator[Plan]:
     """A copy begins before what it waits for."""
     for index in copies_of(plan):
-        if isinstance(plan.steps[index - 1], Wait):
+        if index and isinstance(plan.steps[index - 1], Wait):
             steps = list(plan.steps)
             steps[index - 1], steps[index] = steps[index], steps[index - 1]
             yield with_steps(plan, steps)
@@ -60,10 +60,9 @@ def with_earlier_copies(plan: Plan) -> Iterator[Plan]:
 def with_later_copies(plan: Plan) -> Iterator[Plan]:
     """The arrival of a copy is recorded before the copy."""
     for index in copies_of(plan):
-        steps = list(plan.steps)
-        steps[index], steps[index + 1] = steps[index + 1], steps[index]
-        if isinstance(steps[index], Record):  # none waits for a copy that is for the next call
-            yield with_steps(plan, steps)
+        recorded = [step for step in plan.steps[index + 1 : index + 2] if isinstance(step, Record)]
+        if recorded:  # none waits for a copy that is for the next call
+            yield with_steps(plan, [*plan.steps[:index], *recorded, plan.steps[index], *plan.steps[index + 2 :]])
 
 
 def with_swapped_slots(plan: Plan) -> Iterator[Plan]:

@@ -8,8 +8,9 @@ import pytest
 
 from ..sample import sample_number
 from . import plans
-from .mutants import without_events
+from .mutants import copies_of, with_later_copies, with_steps, without_events
 from .plans import judge_planned_plans, judge_streamed_plan
+from .streamed_plans import streamed_plan
 
 _SEED, _PLANS = 18, 6
 
@@ -46,3 +47,10 @@ def test_a_checker_that_sees_nothing_is_a_fault(monkeypatch: pytest.MonkeyPatch)
 def test_a_checker_that_refuses_all_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "check_plan", lambda plan: ("wrong",))
     assert any(what.startswith("FAULT false alarm") for what in faults(judge_streamed_plan((_SEED, 0), mutants=0)))
+
+
+def test_a_copy_that_ends_a_plan_is_no_later_than_anything() -> None:
+    """It is for the next call; nothing behind it records that it has arrived."""
+    plan = next(plan for turn in range(100) if (plan := streamed_plan(_SEED, turn)) is not None and copies_of(plan))
+    last = with_steps(plan, list(plan.steps[: copies_of(plan)[0] + 1]))
+    assert not list(with_later_copies(last))
