@@ -24,7 +24,7 @@ from .turns import PAUSE_SECONDS, Block, Call, Rounds, Spread, block_of, compare
 
 _STREAMS = (1, 2, 4)  # a thread
 _ROWS = 1024  # of the matrix that a product of one row reads
-_PRODUCTS = ("matmul", "product_rows")  # in names of templates
+_PRODUCTS = ("matmul", "product_rows", "dequantized_rows", "fixed_point_tiles")  # in names of templates
 _READS = 3  # of a reader in a turn; another one, before them, finds its pages
 
 
@@ -60,7 +60,7 @@ def weights_read(plan: Plan) -> int:
     templates = {kernel.symbol: kernel.template for kernel in plan.kernels}
     pieces: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for step in plan.steps:
-        if isinstance(step, Launch) and any(word in templates[step.kernel] for word in _PRODUCTS):
+        if isinstance(step, Launch) and is_product(templates[step.kernel]):
             for region in step.reads:
                 if (buffer := constants.get(region.buffer)) is not None:
                     place, base = (buffer.name, 0) if buffer.offset is None else (buffer.space, buffer.offset)
@@ -68,6 +68,11 @@ def weights_read(plan: Plan) -> int:
                     starts = (base + region.offset + row * region.pitch for row in range(region.rows))
                     pieces[place] += [(start, start + row_bytes) for start in starts]
     return sum(map(_covered, pieces.values()))
+
+
+def is_product(template: str) -> bool:
+    """Whether kernels of a template multiply matrices."""
+    return any(word in template for word in _PRODUCTS)
 
 
 def _covered(pieces: Sequence[tuple[int, int]]) -> int:

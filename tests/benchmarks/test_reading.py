@@ -7,7 +7,9 @@ import onnx
 import prefuse
 import pytest
 from onnx import helper, numpy_helper
-from prefuse.benchmarks.reading import _covered, floor_of, readers, text_block, weights_read
+from prefuse.benchmarks.reading import _covered, floor_of, is_product, readers, text_block, weights_read
+from prefuse.kernels.linalg import dequantized_matmul, dequantized_rows, fixed_point_matmul, fixed_point_tiles  # noqa: F401
+from prefuse.kernels.linalg.stored_weights import WeightsKernel
 from prefuse.runtime.executor import CompiledModel
 
 
@@ -67,3 +69,11 @@ def test_texts_go_back_before_each_turn() -> None:
     block = text_block(lambda: made.append("back"), lambda: made.append("step"), 4)
     assert len(block()) == 3
     assert made == ["back", *["step"] * 4]
+
+
+def test_products_of_stored_weights_are_products() -> None:
+    """All their templates: those by AMX tiles were none, and a step of eight texts read 0 bytes."""
+    templates = {kernel.template for kernel in WeightsKernel.__subclasses__()}
+    assert len(templates) >= 4
+    assert all(is_product(template) for template in templates)
+    assert not is_product("attention")

@@ -10,7 +10,7 @@ from prefuse.runtime.precision import PRECISIONS, Precision
 
 from .architecture import Architecture
 from .architectures import ZOO
-from .judge import BOUND, DRAWS, FAST_BOUND, FAST_RATIO, PEER_RATIO, error_bound, is_compiled_only
+from .judge import BOUND, DRAWS, FAST_BOUND, FAST_RATIO, MORE_DRAWS, PEER_RATIO, error_bound, is_compiled_only
 from .result import Result
 
 _VERSIONS = ("torch", "transformers", "onnx")
@@ -52,7 +52,7 @@ def _head(results: Sequence[Result]) -> list[str]:
         "those of so small models stay float32. Beside each stands the *peer's* on the same model,",
         f"that of {peers or 'nobody'}. Allowed are {PEER_RATIO} times as much, or what rounding the result would cost;",
         f"{' and '.join(bounds)} where the peer cannot run the model or has no numbers. Of what is over it the median of {DRAWS}",
-        "draws of weights is taken, beside the peer's of that draw. What is over the peer's has its ratio",
+        f"draws of weights is taken, or of {MORE_DRAWS}, beside the peer's of that draw. What is over the peer's has its ratio",
         "to it. *Compile* are the seconds from a module to a program in float32, torch's export included, on a machine that",
         "does other work too; *beside* names what computed a part of the result that no kernel of ours did.",
         "",

@@ -183,8 +183,13 @@ def test_the_median_of_draws_decides_where_the_first_is_beyond_the_bound(monkeyp
     assert judged([1.1e-3, 9.0, 9.0, 9.0, 9.0])[1] == 1
     unlucky, draws = judged([1.5e-3, 0.7e-3, 0.9e-3, 9.0, 1.1e-3])
     assert (unlucky.outcome, unlucky.error, draws) == ("agrees", 1.1e-3, 5)
-    wrong, draws = judged([1.5e-3, 1.3e-3, 0.9e-3, 1.4e-3, 0.5e-3])
-    assert (wrong.outcome, wrong.error, draws) == ("wrong", 1.3e-3, 5)
+    later, draws = judged([1.5e-3, 1.3e-3, 0.9e-3, 1.4e-3, 0.5e-3, 0.8e-3, 0.7e-3, 0.6e-3, 0.9e-3])
+    assert (later.outcome, later.error, draws) == ("agrees", 0.9e-3, 9)
+    wrong, draws = judged([1.5e-3, 1.3e-3, 1.1e-3, 1.4e-3, 1.2e-3, 1.6e-3, 1.3e-3, 1.4e-3, 1.3e-3])
+    assert (wrong.outcome, wrong.error, draws) == ("wrong", 1.3e-3, 9)
+    chance, draws = judged([1.3e-3, 1.3e-3, 1.3e-3, 2e-3, 2e-3, 1.3e-3, 0.2e-3, 0.3e-3, 0.3e-3])
+    assert (chance.outcome, chance.error, draws) == ("agrees", 1.3e-3, 9)
+    assert judged([math.inf] * 9)[0].outcome == judged([math.nan] * 9)[0].outcome == "wrong"
     assert judged([9.0] * 5, "float32")[1] == 1
     assert judged([9.0] * 5, peer_error=None)[1] == 1
 
