@@ -15,6 +15,7 @@ from ...runtime.plan import TensorType
 from ...runtime.staged.procedure import BranchStep, HostStep, LoopStep, MapStep, Procedure, Program, ProgramStep, ScanStep, Step
 from ...runtime.staged.staged import StagedPort, StagedProgram
 from ...runtime.staged.staged_model import StagedModel
+from ...runtime.staged.strings import with_str_objects
 from ..frontend.dimensions import is_dynamic
 from ..frontend.shaping import forget_decided_shapes, shaping_inputs
 from ..ir.constants import constant_tensor
@@ -219,13 +220,8 @@ def _constants(values: Iterable[ir.Value]) -> Mapping[str, np.ndarray]:
         tensor = constant_tensor(value)
         if tensor is not None:
             array = tensor.numpy()
-            found[str(value.name)] = _decoded(array) if tensor.dtype == ir.DataType.STRING else array
+            found[str(value.name)] = with_str_objects(array) if tensor.dtype == ir.DataType.STRING else array
     return found
-
-
-def _decoded(array: np.ndarray) -> np.ndarray:
-    """Strings as `str`, which ONNX stores in UTF-8."""
-    return np.array([item.decode() if isinstance(item, bytes) else item for item in array.flat], object).reshape(array.shape)
 
 
 def _slice_type(value: ir.Value) -> tuple[tuple[int, ...], str]:

@@ -12,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from ...runtime.errors import UnsupportedModelError
 from ...runtime.staged.host_operators import OPERATORS, Attribute, HostFunction, HostOperator, Value
+from ...runtime.staged.strings import with_str_objects
 from ..ir.facts import source_of
 
 # Operators that exist nowhere but in the reference: domain and name.
@@ -55,6 +56,13 @@ def _reference(node: ir.Node, opsets: Mapping[str, int]) -> HostFunction:
             evaluators.append(ReferenceEvaluator(function))
         fed = {name: argument for name, argument in zip(names, arguments, strict=True) if name in given}
         with np.errstate(all="ignore"):
-            return list(evaluators[0].run(None, fed, attributes={}))
+            return [_with_str_objects(result) for result in evaluators[0].run(None, fed, attributes={})]
 
     return run
+
+
+def _with_str_objects(value: Value) -> Value:
+    """A result of the reference, which has strings as NumPy has them."""
+    if isinstance(value, list):
+        return [_with_str_objects(item) for item in value]
+    return with_str_objects(value) if isinstance(value, np.ndarray) else value

@@ -253,7 +253,7 @@ DATA_MOVEMENT: dict[str, OperatorKind] = {
 
 
 def _gather(source: str, axis: int = 0) -> HostFunction:
-    return lambda array, places: [np.take(array, places, axis)]
+    return lambda array, places: [np.asarray(np.take(array, places, axis), array.dtype)]  # of strings, one is no array
 
 
 def _unique(source: str, axis: int | None = None, sorted: int = 1, outputs: int = 1) -> HostFunction:

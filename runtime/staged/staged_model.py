@@ -17,6 +17,7 @@ from .host_operators import Value
 from .procedure import ProgramStep
 from .staged import StagedPort, StagedProgram
 from .staged_file import save_staged
+from .strings import with_str_objects
 
 
 class StagedModel(Shared):
@@ -128,7 +129,7 @@ def _check(array: np.ndarray, port: StagedPort, where: str) -> None:
     dtype, _, shape = port.type_text.partition("[")
     if not shape:  # a sequence, an optional, or nothing is known
         return
-    kind = "string" if array.dtype.kind in "OUST" else array.dtype.name
+    kind = "string" if array.dtype == object else array.dtype.name
     sizes = [] if shape == "]" else shape.removesuffix("]").split(",")
     if kind != dtype:
         fix = f"convert it to {dtype}"
@@ -170,4 +171,7 @@ def _array_or_list(value: object, where: str) -> Value:
         return None
     if isinstance(value, (list, tuple)):
         return [_array_or_list(item, where) for item in value]
-    return as_array(value, where)
+    try:
+        return with_str_objects(as_array(value, where))
+    except UnicodeDecodeError as error:
+        raise InputError(where, f"bytes that are no string: {error}", "give strings, or their bytes in UTF-8") from error
