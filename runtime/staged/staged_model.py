@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -14,6 +13,7 @@ from ..interchange import OUT, all_as_tensors, as_array, copied_results, is_torc
 from ..plan import Plan
 from ..signature import in_order
 from .host_operators import Value
+from .ownership import arrays_of, owned
 from .procedure import ProgramStep
 from .staged import StagedPort, StagedProgram
 from .staged_file import save_staged
@@ -41,8 +41,8 @@ class StagedModel(Shared):
         named, out = taken_out(named, OUT in names)
         given = in_order(names, inputs, named)
         arrays = tuple(_value(value, port) for value, port in zip(given, self._program.inputs, strict=True))
-        held = [*_arrays(arrays), *self._constants]
-        results: list[object] = [_own(result, held) for result in self._program.procedure.run(arrays, {})]
+        held = (*arrays_of(arrays), *self._constants)
+        results: list[object] = [*owned(self._program.procedure.run(arrays, {}), held)]
         if is_torch(given):
             results = all_as_tensors(results)
         if out is not None:
@@ -146,24 +146,6 @@ def _check(array: np.ndarray, port: StagedPort, where: str) -> None:
 def _may_be(text: str, size: int) -> bool:
     """Whether a dimension, of which a type says so much, may have a size."""
     return not text.isdecimal() or int(text) == size
-
-
-def _arrays(values: Iterable[Value]) -> Iterator[np.ndarray]:
-    """All arrays of values and of sequences among them."""
-    for value in values:
-        if isinstance(value, np.ndarray):
-            yield value
-        elif value is not None:
-            yield from _arrays(value)
-
-
-def _own(value: Value, held: Sequence[np.ndarray]) -> Value:
-    """A result that is the caller's: writing to it changes no array that is `held`, constants and what the caller has given."""
-    if isinstance(value, list):
-        return [_own(item, held) for item in value]
-    if value is None or (value.flags.writeable and not any(np.may_share_memory(value, one) for one in held)):
-        return value
-    return value.copy()
 
 
 def _array_or_list(value: object, where: str) -> Value:

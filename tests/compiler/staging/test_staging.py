@@ -157,6 +157,25 @@ def test_results_are_the_caller_s() -> None:
             np.testing.assert_array_equal(found, want)
 
 
+def test_results_share_no_memory_with_each_other() -> None:
+    """Not those that are views of one array on the host either, nor an item of a sequence that is a result, too."""
+    text = """main (float[6] x, int64[2] s) => (float[6] z, float[A,B] y, seq(float[6]) t, float[6] u) {
+        one = Constant<value_float=1.0>()
+        z = Add(x, one)
+        y = Reshape(z, s)
+        t = SequenceConstruct(z, x, z)
+        place = Constant<value_int=0>()
+        u = SequenceAt(t, place)
+    }"""
+    net, x = _compiled(text), floats(6)
+    given = (x, np.array([2, 3]))
+    _check(net, text, *given)
+    z, y, t, u = net(*given)
+    for number, array in enumerate(arrays := [z, y, *t, u]):
+        assert not any(np.shares_memory(array, other) for other in [*arrays[:number], x])
+        assert array.flags.writeable
+
+
 def test_a_shape_that_the_model_computes_from_data() -> None:
     text = """main (float[12,2] x, float[2000] noise) => (float[A,B] y) {
         peak = ReduceMax<keepdims=0>(noise)
