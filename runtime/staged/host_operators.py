@@ -176,7 +176,10 @@ def _range(source: str) -> HostFunction:
         first, end, step = start.reshape(())[()], limit.reshape(())[()], delta.reshape(())[()]
         if step == 0:
             raise InputError(source, "a step of 0", "give another")
-        length = max(int(np.ceil((float(end) - float(first)) / float(step))), 0)
+        if start.dtype.kind in "iu":
+            length = max(-((int(first) - int(end)) // int(step)), 0)  # a float would round large ones
+        else:
+            length = max(int(np.ceil((float(end) - float(first)) / float(step))), 0)
         return [(first + np.arange(length).astype(start.dtype) * step).astype(start.dtype)]
 
     return run

@@ -71,3 +71,28 @@ def test_distinct_strings(how: dict[str, int], expected: list[object]) -> None:
 def test_rows_by_index() -> None:
     (found,) = HostOperator("Gather", {"axis": 1}, "Gather")(np.array([["b", "a"], ["b", "c"]], object), np.array([[-1, 0]]))
     np.testing.assert_array_equal(found, [[["a", "b"]], [["c", "b"]]])
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "step", "expected"),
+    [
+        (2**53, 2**53 + 1, 1, [2**53]),
+        (1764547415123456789, 1764547415123456889, 25, [1764547415123456789 + 25 * number for number in range(4)]),
+        (2**53 + 3, 2**53, -2, [2**53 + 3, 2**53 + 1]),
+        (-(2**63), 2**63 - 1, 2**62, [-(2**63), -(2**62), 0, 2**62]),
+        (7, 7, 1, []),
+        (7, 9, -1, []),
+    ],
+)
+def test_a_range_of_large_integers(start: int, end: int, step: int, expected: list[int]) -> None:
+    """Whose differences a float rounds."""
+    (found,) = HostOperator("Range", {}, "Range")(*(np.array(number) for number in (start, end, step)))
+    np.testing.assert_array_equal(found, np.array(expected, np.int64), strict=True)
+
+
+def test_a_range_of_unsigned_integers_and_floats() -> None:
+    make = HostOperator("Range", {}, "Range")
+    (found,) = make(*(np.array(number, np.uint8) for number in (3, 8, 2)))
+    np.testing.assert_array_equal(found, np.array([3, 5, 7], np.uint8), strict=True)
+    (found,) = make(*(np.array(number, np.float32) for number in (1, 0, -0.25)))
+    np.testing.assert_array_equal(found, np.array([1, 0.75, 0.5, 0.25], np.float32), strict=True)
