@@ -73,13 +73,15 @@ class Member:
         if sizes is None or 0 not in sizes.values() or any(size and size not in ranges[name] for name, size in sizes.items()):
             return None
         results = []
-        for port in self.model.outputs:
+        for position, port in enumerate(self.model.outputs):
             shape = list(port.type.shape)
             try:
                 for sized in port.sizes:
                     shape[sized.axis] = evaluator(sized.text)(sizes)
             except ArithmeticError:  # a quotient by a size that is 0
                 return None
+            for cut in () if self.padding is None else self.padding.outputs[position]:
+                shape[cut.axis] = shape[cut.axis] // ranges[cut.name][-1] * sizes[cut.name]
             if 0 not in shape:
                 return None
             results.append(np.empty([max(size, 0) for size in shape], port.type.dtype))

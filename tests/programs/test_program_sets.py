@@ -353,6 +353,13 @@ def test_other_data(padded_file: Path, data: object) -> None:
         prefuse.load(with_programs(padded_file, data))
 
 
+def test_nothing_of_a_padded_size(padded_file: Path) -> None:
+    """The results of a padded program have the greatest size."""
+    found = prefuse.load(padded_file)(floats(2, 0, 8))
+    assert isinstance(found, np.ndarray)
+    assert found.shape == (2, 1, 0, 16)
+
+
 def test_the_file_as_it_was_loads(padded_file: Path) -> None:
     loaded = prefuse.load(with_programs(padded_file, told(padded_file)))
     assert same(loaded(floats(2, 6, 8)), prefuse.load(padded_file)(floats(2, 6, 8)))
