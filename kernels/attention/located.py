@@ -52,7 +52,9 @@ class Located:
     def has_runs(self, length: int, *, along_rows: bool) -> bool:
         """Whether `length` elements along a row (or a column) are neighbours in memory that begin at multiples of `length`.
 
-        Views take every digit of an index the same way, so that corners and a few places of the matrix tell.
+        Views take every digit of an index the same way, so that corners and a few places of the matrix tell whether elements
+        are neighbours. Where they begin a step of each digit tells, whose place value divides its dimension: lines with even
+        numbers may begin at multiples where those between do not.
         """
         shape = self.form.group.types[self.product.inputs[self.position]].shape
         batches = self.form.group.types[self.product.outputs[0]].shape[:-2]
@@ -61,11 +63,18 @@ class Located:
             return False
         corners = nest(*({0, n // 2, n - 1} for n in batches))
         places = [(batch, line) for batch in corners for line in {0, across // 2, across - 1}]
+        extents = (*batches, across)
+        steps = [
+            tuple(step if axis == moved else 0 for axis in range(len(extents)))
+            for moved, n in enumerate(extents)
+            for step in range(1, n)
+            if n % step == 0
+        ]
 
         def offset(batch: Index, line: int, at: int) -> int:
             return int(self.offset(batch, *((line, at) if along_rows else (at, line))))
 
-        return all(
+        return all(offset(one[:-1], one[-1], 0) % length == 0 for one in steps) and all(
             offset(batch, line, first) % length == 0 and offset(batch, line, first + i) == offset(batch, line, first) + i
             for batch, line in places
             for first in range(0, extent, length)

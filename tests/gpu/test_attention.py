@@ -26,6 +26,7 @@ from ..kernels.attention.attention_cases import (
     masked,
     one_matrix,
     packed_projections,
+    parts_of_wider_rows,
     replaced,
     scaled,
     scaled_keys,
@@ -94,7 +95,8 @@ def of_halves() -> list[Case]:
     mask = np.zeros((1, 1, 17, 21))
     mask[..., 9:] = -1e4
     cases = [attend((2, 2, 17, 21, 8, 8), dtype, masked(mask), guarded) for dtype in ("float16", "bfloat16")]
-    return [*cases, attend((1, 2, 70, 130, 64, 64), "bfloat16"), attend((1, 1, 9, 10, 128, 104), "float16")]
+    cases += [attend((1, 2, 70, 130, 64, 64), "bfloat16"), attend((1, 1, 9, 10, 128, 104), "float16")]
+    return [*cases, parts_of_wider_rows(4, 9, "float16")]
 
 
 def with_scales() -> list[Case]:

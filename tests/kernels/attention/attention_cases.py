@@ -204,6 +204,25 @@ def split_projections() -> Case:
     return tape.case(merged(tape, tape.binary("MatMul", tape.softmax(scores), v)), "split")
 
 
+def parts_of_wider_rows(beside: int, tokens: int, dtype: str = "float32", batch: int = 1) -> Case:
+    """q, k and v of two heads of 8 columns are Slices of one product, behind which lie other columns, such as gates; batch and
+    heads are one dimension of the products."""
+    tape = Tape(dtype)
+    joined, axis = tape.input((batch, tokens, 3 * 16 + beside)), tape.literal(np.array([2]))
+
+    def part(number: int, *order: int) -> str:
+        bounds = [tape.literal(np.array([at])) for at in (16 * number, 16 * (number + 1))]
+        columns = tape.values[joined][..., 16 * number : 16 * (number + 1)]
+        heads = heads_of(tape, tape.add("Slice", [joined, *bounds, axis], columns), 2, *order)
+        return tape.reshape(heads, 2 * batch, *tape.types[heads].shape[2:])
+
+    q, k, v = part(0, 0, 2, 1, 3), part(1, 0, 2, 3, 1), part(2, 0, 2, 1, 3)
+    out = tape.binary("MatMul", tape.softmax(tape.binary("MatMul", q, k)), v)
+    return tape.case(
+        merged(tape, tape.reshape(out, batch, 2, tokens, 8)), f"{batch} of {tokens} rows with {beside} beside, {dtype}"
+    )
+
+
 def grouped_queries(
     queries: int,
     score_step: Step = plain,
