@@ -176,7 +176,8 @@ class GpuBuilder(KernelBuilder):
     def store_neighbours(self, count: int, store: Callable[[int], None]) -> None:
         """What `store(i)` stores for each i, computed one by one: to neighbours in each buffer, as vectors of up to 16 bytes.
 
-        The first ones begin at multiples of the size of `count` of them, or of 16 bytes.
+        The first ones begin at multiples of the size of `count` of them, or of 16 bytes. Truth values are stored one by one, as
+        CUDA's vectors of them have two bytes for each.
         """
         stores = []
         for i in range(count):
@@ -184,7 +185,8 @@ class GpuBuilder(KernelBuilder):
                 store(i)
             stores.append(one)
         for neighbours in zip(*stores, strict=True):
-            lanes = _VECTOR_BYTES * 8 // neighbours[0].buffer.dtype.bits
+            kind = neighbours[0].buffer.dtype
+            lanes = 1 if str(kind) == "bool" else _VECTOR_BYTES * 8 // kind.bits
             for first in range(0, count, lanes):
                 self.store_vector(neighbours[first : first + lanes])
 

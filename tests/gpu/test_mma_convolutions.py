@@ -14,6 +14,7 @@ from prefuse.kernels.codegen.gpu_builder import GpuBuilder
 from prefuse.kernels.convolution import convolution_mma_gpu
 from prefuse.kernels.convolution.channels_last_form import channels_last_form
 from prefuse.kernels.cost import gpu_product
+from prefuse.kernels.groups.group import Op
 from prefuse.kernels.microkernels import gpu_window_tiles
 from prefuse.kernels.microkernels.gpu_window_tiles import ImageWindows, PackTaps
 from prefuse.kernels.template.contract import Refusal
@@ -97,8 +98,18 @@ def of_other_forms() -> list[Case]:
     ]
 
 
+def as_truths(made: Case) -> Case:
+    """Whether results are not 0."""
+    *body, tail = made.group.ops
+    (before,), (out,) = tail.inputs, tail.outputs
+    types = {name: replace(made.group.types[name], dtype="bool") for name in (before, out)}
+    types = {**made.group.types, ".truth": types[before], out: types[out]}
+    ops = (*body, Op("Cast", (before,), (".truth",), {"to": 9}), replace(tail, inputs=(".truth",)))
+    return replace(made, group=replace(made.group, ops=ops, types=types), expected=[made.expected[0] != 0])
+
+
 def depthwise() -> list[Case]:
-    """Vectors of one, two, four and eight channels, strips at edges, signals and volumes."""
+    """Vectors of one, two, four and eight channels, strips at edges, signals and volumes, truth values."""
     how: dict[str, Any] = {"template": "gpu_depthwise"}
     return [
         replace(one, **how)
@@ -112,6 +123,7 @@ def depthwise() -> list[Case]:
             case((2, 8, 30), 8, 7, 1, 3, group=8),
             case((1, 4, 5, 4, 6), 4, (3, 2, 2), (1, 1, 2), 1, group=4),
             joined(case((1, 8, 5, 6), 8, 3, 1, 1, group=8)),
+            as_truths(case((1, 8, 5, 6), 8, 3, 1, 1, group=8)),
         )
     ]
 
