@@ -360,8 +360,8 @@ def _emit(candidate: Candidate, target: Target) -> BuiltKernel | Refusal:
         return Refusal(f"no grids of threads: {reason}")
     except LargeWorkspaceError as reason:
         return Refusal(str(reason))
-    if target.kind == "rocm" and isinstance(built, BuiltKernel) and (missing := rocm_obstacle(built.function)):
-        return Refusal(f"AMD GPUs have no {missing} in TVM")
+    if target.kind == "rocm" and isinstance(built, BuiltKernel) and (obstacle := rocm_obstacle(built.function)):
+        return Refusal(obstacle)
     return built
 
 

@@ -12,10 +12,14 @@ import pytest
 from prefuse.kernels.codegen.builder import Buffer
 from prefuse.kernels.codegen.gpu_builder import GpuBuilder
 from prefuse.kernels.codegen.grids import BLOCK_THREADS, GridLaunch, UncutError
+from prefuse.kernels.groups.group import Group, Op
+from prefuse.kernels.registry import build_kernel
+from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.gpu.tensor_maps import TensorMap
-from prefuse.runtime.plan import Grid, Kernel, Launch
+from prefuse.runtime.plan import Grid, Kernel, Launch, TensorType
 from prefuse.runtime.plan_checker import check_plan
 from prefuse.runtime.plan_text import parse_plan, print_plan
+from prefuse.runtime.target import Target
 from tvm import tirx
 
 from ..runtime.tiny_program import tiny_plan
@@ -232,3 +236,14 @@ def test_grids_whose_threads_amd_does_not_count(target: str, is_right: bool) -> 
     plan = tiny_plan(target)
     plan = replace(plan, kernels=(replace(plan.kernels[0], grids=(Grid("a", 2**24, 256),)), *plan.kernels[1:]))
     assert any("no AMD GPU runs 16777216 blocks" in str(fault) for fault in check_plan(plan)) != is_right
+
+
+@pytest.mark.parametrize(("level", "template"), [("rocm:gfx942", "matmul"), ("cuda:sm_90", "gpu_matmul")])
+def test_another_kernel_has_grids_whose_threads_amd_counts(level: str, template: str) -> None:
+    """A block of 256 threads for each of 2^24 products is one thread too many."""
+    kinds = {"x": TensorType((2**24, 1, 4), "float64"), "w": TensorType((2**24, 4, 1), "float64")}
+    types = {**kinds, "y": TensorType((2**24, 1, 1), "float64")}
+    group = Group((Op("MatMul", ("x", "w"), ("y",)),), ("x", "w"), ("y",), types)
+    kernel = build_kernel(group, Target(*level.split(":")))
+    assert isinstance(kernel, BuiltKernel)
+    assert kernel.template == template
