@@ -20,7 +20,7 @@ Cells = ctypes.Array[ctypes.c_uint64]  # arguments of kernels and addresses of c
 OUT_OF_MEMORY = 2  # of CUresult and hipError_t, which agree in the numbers that are named here
 WRONG_BINARY = (200, 209, 218, 222)  # not loadable: image, architecture, PTX, its version
 TOO_MANY_BLOCKS = 720  # of a cooperative launch: more than the GPU runs at once
-LOST = frozenset([700, 702, 708, *range(714, TOO_MANY_BLOCKS), 999])  # after these every call of the process fails
+LOST = frozenset([700, 702, 709, 710, *range(714, TOO_MANY_BLOCKS), 999])  # after these every call of the process fails
 
 
 class DriverError(Exception):

@@ -265,11 +265,12 @@ def test_a_kernel_that_fails_is_named_when_asked_for(simulated_gpu: FakeGpu, mon
     """It fails while it runs; the error shows at the next wait and stays, as on a GPU."""
     net = compiled(simulated_gpu)
     run(net, 0)
-    simulated_gpu.break_kernel()
-    for _ in range(2):
-        with pytest.raises(DeviceError, match=rf"set {CHECK}=1 to learn which kernel it is; no call of this process"):
-            run(net, 0)
-    simulated_gpu.mend()
+    for code in (700, 709, 710):  # an illegal address, a context that was destroyed, an assert of the kernel
+        simulated_gpu.break_kernel(code)
+        for _ in range(2):
+            with pytest.raises(DeviceError, match=rf"set {CHECK}=1 to learn which kernel it is; no call of this process"):
+                run(net, 0)
+        simulated_gpu.mend()
     monkeypatch.setenv(CHECK, "1")
     simulated_gpu.fail("cuLaunchKernel", 2, 700)
     with pytest.raises(DeviceError, match=r"step \d+, .*: .*, \d+ blocks of \d+ threads: cuLaunchKernel"):
