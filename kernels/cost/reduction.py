@@ -17,6 +17,7 @@ from .register_tile import share_sets
 from .rows import RowPass, row_cycles
 
 _COLUMN_CYCLES = 1.0  # of a block of columns: its sums begin and end
+_PART_CYCLES = 2.0  # of a vector of sums of a part, which is stored and combined with those before it
 _SLOT_CYCLES = 7.0  # of comparing the best of two slots, and a branch that is not foreseen
 _AHEAD = 48  # elements of a running sum that a core looks ahead, so that short ones overlap
 _SCALAR_STEP = 1.1  # cycles of an element of one, where nothing waits
@@ -26,7 +27,8 @@ _SCALAR_STEP = 1.1  # cycles of an element of one, where nothing waits
 class Reduction:
     """`results` results of `elements` each, or blocks of `slots` neighbouring ones; `run` elements of a result lie side by side.
 
-    `is_rowwise`: vectors of `lanes` run along them. Else they lie `stride_bytes` apart.
+    `is_rowwise`: vectors of `lanes` run along them. Else they lie `stride_bytes` apart. Of blocks that take turns, each is done
+    in `parts`, which are dealt to the threads.
     """
 
     results: int
@@ -36,6 +38,7 @@ class Reduction:
     slots: int
     is_rowwise: bool
     stride_bytes: int = 0
+    parts: int = 1
 
     @property
     def steps(self) -> int:
@@ -48,6 +51,16 @@ class Reduction:
     def blocks(self) -> int:
         """What is accumulated together."""
         return self.results if self.is_rowwise else ceil(self.results / self.slots)
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether there is more than one for threads to take."""
+        return self.blocks > 1 or self.parts > 1
+
+    def part_cycles(self, machine: Machine) -> float:
+        """What a trip over the elements of a block takes longer in parts: sums are stored, and one waits for the other."""
+        vectors = self.slots / self.lanes
+        return self.parts * (max(_PART_CYCLES * vectors, machine.sum_latency) + _COLUMN_CYCLES) if self.parts > 1 else 0.0
 
     def far_cycles(self, machine: Machine) -> float:
         """What columns take longer whose lines share sets of L1, and so arrive one by one, without being asked for ahead."""
@@ -63,7 +76,8 @@ def reduction_cycles(one: Reduction, passes: Sequence[LoopBody], result: LoopBod
     block = row_cycles(trips, one.steps, one.slots, machine, is_across=not one.is_rowwise)
     finished = result.cycles(machine) * (1 if one.is_rowwise else one.slots / one.lanes)
     started = 0.0 if one.is_rowwise else _COLUMN_CYCLES
-    return one.blocks * (block + finished + started) + one.far_cycles(machine)
+    combined = len(passes) * one.part_cycles(machine)
+    return one.blocks * (block + finished + started + combined) + one.far_cycles(machine)
 
 
 @estimating

@@ -42,7 +42,8 @@ def _estimate(group: Group, anchor: Op, target: Target, work: int) -> Estimate:
     before, _ = anchor_bodies(group, anchor, machine)
     one = counted_reduction(group, anchor, (_axis_of(anchor, operand.shape or (1,)),), machine)
     cycles = search_cycles(one, _COMPARED + before, machine)
-    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=hint_of(work) >= parallel_work(target.machine)), group)
+    is_parallel = (target.is_gpu or one.has_tasks) and hint_of(work) >= parallel_work(target.machine)
+    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=is_parallel), group)
 
 
 def _axis_of(anchor: Op, shape: tuple[int, ...]) -> int:

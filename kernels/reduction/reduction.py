@@ -26,7 +26,7 @@ from ..template.kernel import anchor_bodies, epilogue_operands, finish, machine_
 from ..template.loops import accumulator_type, store_epilogue
 from ..template.prologue import flat_obstacle, source_of
 from ..template.values import anchor_of
-from .reduction_loops import Block, Combine, EmitResults, counted_reduction, reduce_blocks
+from .reduction_loops import Block, Combine, EmitResults, Results, counted_reduction, reduce_blocks
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _work(group: Group, anchor: Op) -> int:
 def _estimate(group: Group, anchor: Op, target: Target) -> Estimate:
     machine, work = machine_of(target, _working_type(group, anchor)), _work(group, anchor)
     before, after = anchor_bodies(group, anchor, machine)
-    one = counted_reduction(group, anchor, reduced_axes(group, anchor) or (), machine)
+    one = counted_reduction(group, anchor, reduced_axes(group, anchor) or (), machine, in_parts=not target.is_gpu)
     is_greatest = anchor.op_type in ("GlobalMaxPool", "ReduceLogSumExp", "ReduceMax", "ReduceMin")
     passes = [LoopBody(MAX_INSTRUCTIONS if is_greatest else 2 if anchor.op_type == "ReduceL1" else 1) + before]
     if anchor.op_type == "ReduceLogSumExp":
@@ -116,11 +116,12 @@ def _estimate(group: Group, anchor: Op, target: Target) -> Estimate:
     if anchor.op_type in ("ReduceLogSum", "ReduceLogSumExp"):
         after += pointwise_body(group, [Op("Log", anchor.inputs, anchor.outputs)], machine)
     cycles = reduction_cycles(one, passes, after, machine)
-    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), group)
+    is_parallel = (target.is_gpu or one.has_tasks) and work >= parallel_work(target.machine)
+    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=is_parallel), group)
 
 
 def build(group: Group, target: Target, emit: EmitResults | None = None) -> BuiltKernel | Refusal:
-    """Takes one reduction over known dimensions, with its epilogue; `emit` as of `reduce_blocks`."""
+    """Takes one reduction over known dimensions, with its epilogue; `emit` as of `reduce_blocks`, but in parts if left out."""
     anchor = _anchor_of(group)
     if isinstance(anchor, Refusal):
         return anchor
@@ -140,6 +141,7 @@ def build(group: Group, target: Target, emit: EmitResults | None = None) -> Buil
                 )
             )
 
+    emit = emit or Results.emit_in_parts
     is_once = reduce_blocks(group, builder, operand.shape, axes, anchor.outputs[0], builder.lanes(dtype), work, compute, emit)
     inplace = epilogue_operands(builder, group, anchor) if is_once else ()
     return finish("reduction", builder, group, flops=work, inplace=inplace)
@@ -185,15 +187,14 @@ def fold_block(block: Block, source: Buffer, dtype: str, fold: Fold) -> Buffer:
     total = builder.local(block.slots, dtype)
     combine = fold.combiner(builder)
     initial = tirx.const(_bounded(fold.initial, dtype), dtype)
-    block.each_slot(lambda slot: builder.store(total, slot, initial))
 
-    def update(slot: Expr, offset: Expr, number: Expr) -> None:
+    def update_of(total: Buffer, slot: Expr, offset: Expr, number: Expr) -> None:
         x = source[offset]
         x = x if str(source.dtype) == dtype else builder.name(tirx.Cast(dtype, x))
         element = math.wrapping(lambda x: fold.map(x, slot, offset), x, widest=builder.integer_bits)
         builder.store(total, slot, combine(total[slot], builder.name(element)))
 
-    block.walk(update)
+    block.gather(total, initial, lambda total: partial(update_of, total), combine)
     block.bring_together(total, combine)
     return total
 

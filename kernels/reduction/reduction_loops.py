@@ -2,14 +2,20 @@
 
 Dimensions are merged into as few loops as possible. If the elements of a result are contiguous, vectors run along them, with
 several accumulators (row-wise); otherwise along the last kept dimension, a block of results at once (column-wise).
+
+Results that are few, of many elements each, are computed one block after the other: one of the loops over the elements is cut
+into parts, which are dealt to the threads. Each part is accumulated apart, in scratch, and the parts are combined in their order.
+How many there are depends on sizes alone, so that the bits of a result do not depend on the threads, and chains of sums are
+short, so that they lose few digits. Where a call decides a size, nothing is cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil, isqrt, prod
 
 from tvm import tirx
 
@@ -22,6 +28,8 @@ from ..groups.group import Group, Op
 from ..template.loops import merge_sections, nest, parallel_nest, sweep
 
 _ACCUMULATORS = 4  # independent vectors: they hide the loop-carried latency of an addition, four cycles
+_CUT_ELEMENTS = 1 << 17  # of a block, from which on its loops are cut, for each block: they take turns, and threads wake for each
+_CHAIN = 256  # elements that are added up in one accumulator of a part, at least
 Update = Callable[[Expr, Expr, Expr], None]  # (accumulator slot, offset of the element, its number along the innermost loop)
 Combine = Callable[[Expr, Expr], Expr]
 
@@ -74,6 +82,11 @@ class Block:
             with self.builder.loop(rest, "vectorized", "lane") as lane:
                 self.builder.store(total, lane, combine(total[lane], total[width + lane]))
 
+    def gather(self, total: Buffer, initial: Expr, update: Callable[[Buffer], Update], combine: Combine) -> None:
+        """Accumulate every element in the slots of `total`, by `update(total)`, from `initial` on."""
+        self.each_slot(lambda slot: self.builder.store(total, slot, initial))
+        self.walk(update(total))
+
     def each_of_row(self, extents: Sequence[int], body: Callable[[Index, Expr], None]) -> None:
         """`body(index, offset)` for each element of a contiguous row of these extents from `base` on."""
         builder, last = self.builder, extents[-1]
@@ -102,9 +115,9 @@ class Block:
         self.each_slot(lambda slot: update(slot, base + slot, index[-1] if index else tirx.const(0, "int32")))
 
     def _row(self, base: Expr, extent: SizeLike, update: Update) -> None:
-        """Whole blocks, then whole vectors, then ever shorter ones; or of a length that a call decides, one by one."""
+        """Whole blocks, then whole vectors, then ever shorter ones; or of a length that only a run knows, one by one."""
         builder = self.builder
-        if isinstance(extent, Size):
+        if not isinstance(extent, int):
             self._dynamic_row(base, extent, update)
             return
         done = extent // self.slots * self.slots
@@ -118,7 +131,7 @@ class Block:
                 update(slot + lane, base + done + lane, done + lane)
             done, slot = done + lanes, (slot + lanes) % self.slots if lanes == self.lanes else 0
 
-    def _dynamic_row(self, base: Expr, extent: Size, update: Update) -> None:
+    def _dynamic_row(self, base: Expr, extent: Expr, update: Update) -> None:
         builder, lanes = self.builder, self.lanes
         blocks = builder.bind(extent // self.slots)
         with builder.loop(blocks, name="block") as block:
@@ -130,6 +143,70 @@ class Block:
         done = builder.bind(done + vectors * lanes)
         with builder.loop(builder.bind(extent - done), name="tail") as i:
             update(i, base + done + i, done + i)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Reduced loop number `loop` in runs of `piece` iterations, `parts` of them, of which the last may be shorter."""
+
+    loop: int
+    piece: int
+    parts: int
+
+
+def cut_of(reduced: Sequence[Loop], slots: int, blocks: SizeLike, is_rowwise: bool) -> Cut | None:
+    """How the longest loop over the elements of a block is cut, of `blocks` that take turns; None where it is not.
+
+    A part adds up about as many elements in each accumulator as there are parts.
+    """
+    extents = [loop.extent for loop in reduced]
+    if any(isinstance(size, Size) for size in (*extents, blocks)):
+        return None
+    if prod(extents) * (1 if is_rowwise else slots) < _CUT_ELEMENTS * blocks or not blocks:
+        return None
+    unit = [1] * len(extents)
+    if is_rowwise:
+        unit[-1] = slots
+    steps = [ceil(extent / size) for extent, size in zip(extents, unit, strict=True)]
+    loop = max(range(len(steps)), key=steps.__getitem__)
+    chain = max(_CHAIN, 1 << (isqrt(prod(steps)) - 1).bit_length())
+    piece = max(chain * steps[loop] // prod(steps), 1) * unit[loop]
+    parts = ceil(extents[loop] / piece)
+    return Cut(loop, piece, parts) if parts > 1 else None
+
+
+@dataclass(frozen=True)
+class CutBlock(Block):
+    """A block of `work` scalar operations whose elements are the work of all threads; the one that began stores its results.
+
+    What `update` of `gather` knows as the element's number is counted from the beginning of its part.
+    """
+
+    cut: Cut
+    work: SizeLike
+
+    def gather(self, total: Buffer, initial: Expr, update: Callable[[Buffer], Update], combine: Combine) -> None:
+        builder, slots, dtype = self.builder, self.slots, str(initial.ty)
+        partial = builder.workspace(self.cut.parts * slots, dtype)
+        with builder.chunks(self.cut.parts, self.work) as part:
+            own = builder.local(slots, dtype)
+            self._part(part).gather(own, initial, update, combine)
+            first = builder.bind(part * slots)
+            self.each_slot(lambda slot: builder.store(partial, first + slot, own[slot]))
+        self.each_slot(lambda slot: builder.store(total, slot, initial))
+        with builder.loop(self.cut.parts, name="part") as part:
+            first = builder.bind(part * slots)
+            self.each_slot(lambda slot: builder.store(total, slot, combine(total[slot], partial[first + slot])))
+
+    def _part(self, part: Expr) -> Block:
+        """The elements of a part."""
+        builder, reduced, cut = self.builder, list(self.reduced), self.cut
+        extent, stride = reduced[cut.loop].extent, reduced[cut.loop].stride
+        first = builder.bind(part * cut.piece)
+        count = cut.piece if extent % cut.piece == 0 else builder.bind(tirx.min(extent - first, cut.piece))
+        reduced[cut.loop] = Loop(count, stride)
+        base = builder.bind(self.base + first * stride)
+        return Block(builder, self.slots, self.lanes, self.rowwise, base, tuple(reduced), self.index)
 
 
 def reduce_blocks(
@@ -157,8 +234,11 @@ def reduce_blocks(
     return results.is_once
 
 
-def counted_reduction(group: Group, anchor: Op, axes: Sequence[int], machine: Machine) -> Reduction:
-    """The loops of a reduction of an anchor's first operand, as numbers; `machine` computes numbers of the working type."""
+def counted_reduction(group: Group, anchor: Op, axes: Sequence[int], machine: Machine, *, in_parts: bool = False) -> Reduction:
+    """The loops of a reduction of an anchor's first operand, as numbers; `machine` computes numbers of the working type.
+
+    `in_parts`: `Results.emit_in_parts` writes them.
+    """
     operand = group.types[anchor.inputs[0]]
     shape, axes = (operand.shape, axes) if operand.shape else ((1,), (0,))
     _, kept, reduced = reduction_form(group, shape, axes, anchor.outputs[0])
@@ -167,7 +247,9 @@ def counted_reduction(group: Group, anchor: Op, axes: Sequence[int], machine: Ma
     side = reduced[-1].extent if is_rowwise else kept[-1].extent
     lanes, slots = block_slots(machine.lanes, side)
     stride_bytes = operand.bytes_of(reduced[-1].stride) if reduced else 0
-    return Reduction(results, elements, side, lanes, slots, is_rowwise, stride_bytes)
+    one = Reduction(results, elements, side, lanes, slots, is_rowwise, stride_bytes)
+    cut = cut_of(reduced, slots, prod(block_extents(kept, slots, is_rowwise)), is_rowwise) if in_parts else None
+    return one if cut is None else replace(one, parts=cut.parts)
 
 
 def reduction_form(
@@ -232,23 +314,33 @@ class Results:
 
     def emit(self, work: SizeLike, compute: Callable[[Block], None]) -> None:
         """Run `compute(block)` for every result that vectors run along, or for every block of neighbouring ones."""
-        builder, kept, reduced, side = self.builder, self.kept, self.reduced, self.side
-        lanes, slots = block_slots(self.lanes, side, is_row=self.rowwise)
-        if self.rowwise:
-            parallel_nest(
-                builder,
-                self.extents,
-                work,
-                lambda index: compute(Block(builder, slots, lanes, True, offset_of(index, kept), reduced, index)),
-            )
+        parallel_nest(self.builder, self._blocks, work, lambda index: compute(self._block(index, Block)))
+
+    def emit_in_parts(self, work: SizeLike, compute: Callable[[Block], None]) -> None:
+        """The same for `compute` that accumulates by `Block.gather` alone: blocks that are few and long take turns, in parts."""
+        blocks = prod(self._blocks)
+        cut = cut_of(self.reduced, self._slots[1], blocks, self.rowwise)
+        if cut is None:
+            self.emit(work, compute)
             return
+        make = partial(CutBlock, cut=cut, work=work // blocks)
+        nest(self.builder, self._blocks, lambda index: compute(self._block(index, make)))
 
-        def columns(index: Index) -> None:
-            start = builder.bind(tirx.min(index[-1] * slots, side - slots))
-            place = (*index[:-1], start)
-            compute(Block(builder, slots, lanes, False, offset_of(place, kept), reduced, place))
+    @property
+    def _slots(self) -> tuple[int, int]:
+        """Lanes, and slots of a block."""
+        return block_slots(self.lanes, self.side, is_row=self.rowwise)
 
-        parallel_nest(builder, [*self.extents[:-1], -(-side // slots)], work, columns)
+    @property
+    def _blocks(self) -> list[SizeLike]:
+        return block_extents(self.kept, self._slots[1], self.rowwise)
+
+    def _block(self, index: Index, make: Callable[..., Block]) -> Block:
+        """The block of an index of the loops over them: the last one of columns is moved back to end with them."""
+        builder, (lanes, slots) = self.builder, self._slots
+        if not self.rowwise:
+            index = (*index[:-1], builder.bind(tirx.min(index[-1] * slots, self.side - slots)))
+        return make(builder, slots, lanes, self.rowwise, offset_of(index, self.kept), self.reduced, index)
 
 
 EmitResults = Callable[[Results, int, Callable[[Block], None]], None]
@@ -261,6 +353,12 @@ def block_slots(lanes: int, side: SizeLike, *, is_row: bool = False) -> tuple[in
     while lanes > max(side, 1):
         lanes //= 2
     return lanes, lanes * max(min(_ACCUMULATORS, side // lanes), 1)
+
+
+def block_extents(kept: Sequence[Loop], slots: int, is_rowwise: bool) -> list[SizeLike]:
+    """Extents of the loops over blocks: over all results, or over those side by side in blocks of `slots`."""
+    *outer, last = (loop.extent for loop in kept)
+    return [*outer, last if is_rowwise else -(-last // slots)]
 
 
 def offset_of(index: Sequence[Expr], loops: Sequence[Loop]) -> Expr:

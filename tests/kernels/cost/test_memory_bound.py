@@ -102,6 +102,10 @@ def test_reductions_by_hand() -> None:
     assert (columns.steps, columns.blocks) == (256, 4)
     crowded = replace(columns, stride_bytes=4096)
     assert reduction_cycles(crowded, [SUM], LoopBody(), ZEN3) > reduction_cycles(columns, [SUM], LoopBody(), ZEN3)
+    parts = replace(rows, results=1, elements=1 << 20, run=1 << 20)
+    whole, cut = (reduction_cycles(replace(parts, parts=count), [SUM], LoopBody(), ZEN3) for count in (1, 128))
+    assert whole + 128 * 4 * 2 < cut < 1.05 * whole  # four vectors of each part are stored, and read again
+    assert (parts.has_tasks, replace(parts, parts=128).has_tasks) == (False, True)
     assert search_cycles(rows, SUM, ZEN3) > 100 * 31  # comparisons of slots, one after the other
 
 
@@ -154,3 +158,15 @@ def test_a_cache_of_a_measured_size_has_no_more_sets_than_lines() -> None:
     size_bytes, lines = 1 << 20, (16 << 20) // 64 + 1
     assert _again_cycles(size_bytes, lines, 64, odd) == size_bytes / odd.memory_bytes
     assert _again_cycles(size_bytes, lines // 2, 64, odd) == size_bytes / odd.l3.bytes_per_cycle
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "axis", "is_parallel"),
+    [("ReduceSum", (1, 1 << 20), 1, True), ("ArgMax", (1, 1 << 20), 1, False), ("ReduceSum", (4, 60000), 1, True)],
+)
+def test_reductions_are_parallel_where_there_are_tasks(name: str, shape: tuple[int, int], axis: int, is_parallel: bool) -> None:
+    """One result of a sum is computed in parts, of a search by one thread."""
+    axes = {"axis": axis} if name == "ArgMax" else {}
+    operands = [np.ones(shape, np.float32), *([] if axes else [np.array([axis])])]
+    group = operator(name, *operands, **axes).group
+    assert candidates(group, TARGET)[0][0][1].estimate.is_parallel == is_parallel

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import prefuse
 import pytest
 
-from ..harness import LEVELS, Case, check_in_turn, followed, operator
+from ..harness import LEVELS, Case, build, check_in_turn, followed, operator, target_of
 
 rng = np.random.default_rng(2)
 FLOAT = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
@@ -139,3 +139,34 @@ def test_what_is_too_large_wraps_around(body: str, numbers: tuple[int, int], axi
         <int64[1] axes = {{{axis}}}, int32 zero = {{0}}> {{ {body} y = Less(s, zero) }}"""
     net = prefuse.compile(ir.from_onnx_text(text), cache=False, threads=1)
     assert np.asarray(net(np.array(numbers, np.int32).reshape(shape))).tolist() == [True]
+
+
+MANY = [((613, 1027), None), ((150001, 3), (0,)), ((37, 9011), (0, 1)), ((3, 2, 70001), (0, 2)), ((30011, 40), (0,))]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_many_elements_of_few_results_are_added_up_in_parts(level: str) -> None:
+    cases = [reduction(name, shape, axes) for name in ("Mean", "LogSumExp") for shape, axes in MANY]
+    cases += [reduction(name, *MANY[0]) for name in ("L1", "L2", "Max", "Min", "SumSquare")] + [reduction("Min", *MANY[1])]
+    cases += [reduction(name, *MANY[0], "int32") for name in ("Sum", "Max")]
+    check_in_turn([*cases, followed(reduction("Mean", *MANY[1]))], level)
+
+
+@pytest.mark.parametrize(("shape", "axes"), [MANY[0], MANY[1], MANY[3]])
+def test_parts_are_work_for_threads_and_one_kernel_for_any_number(shape: tuple[int, ...], axes: tuple[int, ...] | None) -> None:
+    """What is added up together depends on sizes alone, so that the sum does not depend on the threads."""
+    x = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
+    group = operator("ReduceSum", x, None if axes is None else np.array(axes)).group
+    assert "parallel" in str(build(Case(group, {}, []), target_of("avx2")).function)
+    net = "ReduceSum(x)" if axes is None else "ReduceSum(x, axes)"
+    text = f"""<ir_version: 10, opset_import: ["": 21]> main (float{list(shape)} x) => (float{list(group.types["y0"].shape)} y)
+        <int64[{len(axes or ())}] axes = {{{str(list(axes or ()))[1:-1]}}}> {{ y = {net} }}"""
+    one, five = (prefuse.compile(ir.from_onnx_text(text), cache=False, threads=threads)(x) for threads in (1, 5))
+    assert np.asarray(one).tobytes() == np.asarray(five).tobytes()
+    np.testing.assert_allclose(one, x.sum(axes, np.float64, keepdims=True), rtol=0, atol=1e-3)
+
+
+def test_a_long_sum_of_one_column_keeps_its_digits() -> None:
+    """In one chain, 0.3 is rounded to ever fewer digits as the sum grows."""
+    x = np.full((200_000, 8), 0.3, np.float32)
+    check_in_turn([operator("ReduceMean", x, np.array([0]), expected=[np.full((1, 8), 0.3, np.float32)], rtol=2e-5)], "avx2")
