@@ -24,7 +24,7 @@ from ..formats.format import F32
 from ..groups.group import Group, Op
 from ..microkernels.packing import Panel
 from ..microkernels.register_tile import sum_tile, tile_options
-from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.contract import BuiltKernel, Candidate, Operand, Refusal, packed_name
 from ..template.kernel import finish
 from .matmul import Side
 from .strassen_tables import PackBilinear, combine, strassen
@@ -83,7 +83,8 @@ class StrassenProduct:
         builder, one = self.builder, self.one
         pack = PackBilinear(one, self.a.depth, self.b.lines, self.b.lines_last, (self.k, self.n), self.tile.columns)
         kind = pack.packed_type(self.group.types[self.b.name])
-        self.weights = builder.parameter(self.b.name, kind.elements, kind.dtype)
+        key = packed_name(self.b.name)
+        self.weights = builder.parameter(key, kind.elements, kind.dtype)
         flops = 2 * one.products * self.m * self.k * self.n
         threads = builder.threads_for(flops // WORK_PER_OPERATION)
         self.sums = builder.workspace(one.products * self.sum_stride, TYPE)
@@ -99,7 +100,7 @@ class StrassenProduct:
                 self._multiply(mine, first, count, panel)
                 with builder.loop(count, name="row") as row:
                     self._add_products(builder.bind(mine + row * self.tile.columns), builder.bind(first + row), panel)
-        packed = {self.b.name: Operand(self.b.name, pack)}
+        packed = {key: Operand(self.b.name, pack)}
         return finish(self.template, builder, self.group, flops=flops, packed=packed, inplace=self.inplace)
 
     def _choose_sizes(self, choices: Sequence[StrassenChoice]) -> None:

@@ -137,6 +137,17 @@ def test_shapes_that_do_not_divide(level: str, levels: int) -> None:
     check_in_turn([forced(case, levels) for case in cases], level)
 
 
+def test_what_follows_reads_the_weights_as_they_lie() -> None:
+    """Not the sums of blocks that the product reads."""
+    plain = multiplied((64, 64), 64)
+    ops = (Op("MatMul", ("a", "b"), ("m",)), Op("Add", ("m", "b"), ("y",)))
+    group = replace(plain.group, ops=ops, inputs=("a", "b"))
+    a, b = (plain.arrays[name] for name in "ab")
+    expected = a.astype(np.float64) @ b + b
+    case = replace(plain, group=group, arrays={"a": a, "b": b}, expected=[expected])
+    check([forced(case, 1)], target_of("avx2"))
+
+
 def test_parts_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are more than the second cache holds are multiplied by a panel part by part."""
     target = target_of("avx2", 3)
