@@ -53,14 +53,17 @@ def build(group: Group, target: Target) -> BuiltKernel:
 
 
 def _eliminate(builder: KernelBuilder, matrices: Buffer, product: Buffer, base: Expr, n: int, step: Expr) -> None:
-    """One step: swap the row with the column's largest absolute value up, multiply `product` by the pivot, clear the column."""
+    """One step: swap the row with the column's largest absolute value up, multiply `product` by the pivot, clear the column.
+
+    A NaN counts as the largest, that it reaches the result.
+    """
     zero = tirx.const(0, "int32")
     pivot = builder.local(1, "int32", "pivot")
     builder.store(pivot, 0, step)
     with builder.loop(n - step, name="row") as i:
         row = builder.bind(step + i)
-        greatest = tirx.abs(matrices[base + pivot[zero] * n + step])
-        with builder.when(tirx.abs(matrices[base + row * n + step]) > greatest):
+        greatest, candidate = tirx.abs(matrices[base + pivot[zero] * n + step]), matrices[base + row * n + step]
+        with builder.when(tirx.Or(tirx.abs(candidate) > greatest, tirx.isnan(candidate))):
             builder.store(pivot, 0, row)
     chosen = builder.bind(pivot[zero])
     with builder.when(tirx.NE(chosen, step)):

@@ -163,3 +163,9 @@ def test_a_large_det_repeats_bitwise() -> None:
     one, other = (operator("Det", x, expected=[np.zeros(64, np.float32)]) for _ in range(2))
     run([one, other], target_of("avx2", threads=2))
     assert one.got[0].tobytes() == other.got[0].tobytes()
+
+
+def test_a_determinant_is_nan_where_an_element_is() -> None:
+    """Also below a zero, which is no greater."""
+    x = np.array([[[0.0, 1.0], [np.nan, 1.0]], [[np.nan, 0.0], [0.0, 1.0]], [[0.0, np.nan], [1.0, 0.0]]], np.float32)
+    check([operator("Det", x, expected=[np.full(3, np.nan, np.float32)])], target_of("avx2"))
