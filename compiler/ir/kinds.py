@@ -114,7 +114,8 @@ def _is_byte_operand(widening: ir.Node) -> bool:
 
 def _multiplies_bytes(product: ir.Node) -> bool:
     """Whether kernels multiply the 8-bit numbers that both operands of a product are made of (`read_narrow` of kernels): they
-    subtract one zero point of each, of convolutions that of the image alone, and 32 bits hold the sums."""
+    subtract one zero point of each, of convolutions that of the image alone, and 32 bits hold the sums. One of a value that both
+    operands are made of."""
     if KIND_OF_OPERATOR.get(product.op_type) is not Kind.OUTPUT_FUSABLE:
         return False
     a, b = (_widening_of(value) for value in product.inputs[:2])
@@ -124,6 +125,8 @@ def _multiplies_bytes(product: ir.Node) -> bool:
     if any(zero is not None and static_shape(zero) != () for zero in zeros):
         return False
     if zeros[1] is not None and product.op_type in ("Conv", "ConvTranspose"):
+        return False
+    if a.inputs[0] is b.inputs[0] and zeros[0] is not zeros[1]:
         return False
     shapes = [static_shape(one.inputs[0]) for one in (a, b)]
     if not shapes[0] or not shapes[1]:

@@ -216,7 +216,7 @@ def read_narrow(group: Group) -> Group:
 
 def _multiplies_bytes(group: Group, anchor: Op, bytes_of: Mapping[str, Op]) -> bool:
     """Whether kernels multiply the 8-bit numbers that both operands of an anchor are made of: they subtract one zero point of
-    each, of convolutions that of the image alone, and 32 bits hold the sums."""
+    each, of convolutions that of the image alone, and 32 bits hold the sums. One of a value that both operands are made of."""
     names = anchor.inputs[:2]
     is_product = anchor.op_type in _PRODUCTS and bytes_of.keys() >= set(names) and bytes_of.keys().isdisjoint(anchor.inputs[2:])
     if not is_product:
@@ -224,8 +224,11 @@ def _multiplies_bytes(group: Group, anchor: Op, bytes_of: Mapping[str, Op]) -> b
     zeros = [op.inputs[2] if len(op.inputs) > 2 else "" for op in (bytes_of[name] for name in names)]
     if any(zero and group.types[zero].shape != () for zero in zeros) or (zeros[1] and anchor.op_type in _CONVOLUTIONS):
         return False
+    sources = [bytes_of[name].inputs[0] for name in names]
+    if sources[0] == sources[1] and zeros[0] != zeros[1]:
+        return False
     shapes = [group.types[name].shape for name in names]
-    is_wide = bool(zeros[1]) or group.types[bytes_of[names[1]].inputs[0]].dtype == "uint8"
+    is_wide = bool(zeros[1]) or group.types[sources[1]].dtype == "uint8"
     return holds_sums(anchor.op_type, *shapes, is_turned=bool(anchor.attribute("transA", 0)), is_wide=is_wide)
 
 

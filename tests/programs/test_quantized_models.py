@@ -178,3 +178,23 @@ def test_weights_of_4_bits_in_blocks(form: str, is_symmetric: bool) -> None:
     assert "MatMul" not in {node.op_type for node in quantizer.model.model.graph.node} or form == "QDQ"
     found, expected = _compared(quantizer.model.model)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("DequantizeLinear(x, one, three)", "DequantizeLinear(x, one, hundred)"),
+        ("DequantizeLinear(x, one, three)", "Cast<to=1>(x)"),
+        ("Cast<to=1>(x)", "DequantizeLinear(x, one, three)"),
+    ],
+)
+def test_one_value_with_two_zero_points(a: str, b: str) -> None:
+    """Kernels of products know an operand's zero point by its name."""
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        main (uint8[5,5] x) => (float[5,5] y) <float one = {{1}}, uint8 three = {{3}}, uint8 hundred = {{100}}> {{
+            a = {a}
+            b = {b}
+            y = MatMul(a, b)
+        }}""")
+    x = np.random.default_rng(0).integers(0, 255, (5, 5)).astype(np.uint8)
+    np.testing.assert_array_equal(prefuse.compile(model, cache=False)(x), unoptimized(model).run(None, {"x": x})[0])
