@@ -11,20 +11,22 @@ exchange B[k, n] is contiguous along n in the padded input, so that nothing is p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import permutations
 from itertools import product as nest
-from math import ceil, gcd, prod
-from typing import Any, TypeAlias
+from math import ceil, prod
+from typing import Any
 
 from tvm import tirx
 
 from ...runtime.hardware.machine import Machine
 from ...runtime.symbolic.shapes import is_one
-from ...runtime.symbolic.sizes import Size, SymbolicSizeError, estimating, greatest_of, hint_of, least_of
+from ...runtime.symbolic.sizes import Size, SymbolicSizeError, estimating, hint_of, least_of
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, unravel
+from ..codegen.sum_loops import SumLoops, sum_loops
 from ..codegen.work_stealing import Shares
 from ..cost.memory import product_work
 from ..cost.register_tile import last_rows, ranked_tiles
@@ -32,15 +34,11 @@ from ..formats.format import Format
 from ..formats.multiply_add import multiply_add_of
 from .packing import Panel
 
-_UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of them overflow the decoded-instruction cache
 _STEP_OPERATIONS = 48  # multiply-adds up to which several steps over k are one
-_LEAST_BLOCK = 256  # products of a partial sum (block of k): adding up shorter ones would cost more than 1%
-_LONGEST_BLOCK = 1024  # products of a partial sum, at most
 _PREFETCHING_ROWS = 3  # rows of a tile from which on that pays: with fewer, memory bandwidth is the limit anyway
 _NARROW_BYTES, _NARROW_AHEAD_BYTES = 2, 8 * 1024  # of elements up to which fewer rows wait for more than bandwidth; as above
 _SHARING_TILES = 4  # tiles of rows from which on they prefetch the next panel together
 _NEAR_BYTES, _PANEL_BYTES = 256 * 1024, 384 * 1024  # of B, above which that pays; of a panel that stays in L2 beside the next one
-_Loops: TypeAlias = tuple[tuple[int, ...], Callable[[Index], Index]]  # extents, and the map to those that they stand for
 
 
 @dataclass(frozen=True)
@@ -321,45 +319,57 @@ def sum_tile(
     restricts a loop over k, by its number, to iterations [begin, end). Sums of a column begin with `first(column)`, 0 where that
     is None. Sums of more products than the format's longest chain are made of partial sums over blocks of k, for their error.
     """
-    spans, dtype, longest = spans or {}, number_format.sums, number_format.longest_chain
+    spans, dtype = spans or {}, number_format.sums
     begin, multiply_add = first or (lambda column: tirx.const(0, dtype)), multiply_add_of(number_format)
     steps = _STEP_OPERATIONS if number_format.k_pack == 1 and tile.vectors > 1 else 0  # else LLVM runs out of registers
-    depth, joined = _in_steps(_in_blocks(depth, longest, spans), steps // (tile.rows * tile.vectors), spans)
+    nests = sum_loops(depth, number_format.longest_chain, spans, tile.rows * tile.vectors, steps)
+    is_blocked = nests[0].outer > 0
     sums = builder.local(tile.rows * tile.columns, dtype, "acc")
-    kinds, outer = _loop_kinds(depth, tile.rows * tile.vectors, spans), _outer_loops(depth, longest)
     finished, base = into or (sums if store_row else builder.local(tile.rows * tile.columns, dtype, "tile"), 0)
 
-    def each(body: Callable[[int, Expr, Expr], None]) -> None:
-        for row, v in nest(range(tile.rows), range(tile.vectors)):
-            with builder.loop(tile.lanes, "vectorized", "lane") as lane:
-                body(row, row * tile.columns + v * tile.lanes + lane, v * tile.lanes + lane)
+    def add_products(ks: Index) -> None:
+        if before is not None:
+            before(ks)
+        each(lambda row, at, column: builder.store(sums, at, multiply_add(sums[at], a(row, ks), b(column, ks))))
 
-    def loop(stack: ExitStack, axes: range) -> Index:
-        ks = []
-        for axis in axes:
-            low, high = spans.get(axis, (0, depth[axis]))
-            k = stack.enter_context(builder.loop(high - low, kinds[axis], "k"))
-            ks.append(builder.bind(low + k) if axis in spans else k)
-        return tuple(ks)
+    def total(at: Expr) -> Expr:
+        return finished[base + at] + sums[at] if is_blocked else sums[at]
 
-    if outer:
+    each = partial(_each_vector, builder, tile)
+    if is_blocked:
         each(lambda row, at, column: builder.store(finished, base + at, begin(column)))
-    with ExitStack() as blocks:
-        block = loop(blocks, range(outer))
-        each(lambda row, at, column: builder.store(sums, at, tirx.const(0, dtype) if outer else begin(column)))
-        if prod(depth):
-            with ExitStack() as loops:
-                ks = joined((*block, *loop(loops, range(outer, len(depth)))))
-                if before is not None:
-                    before(ks)
-                each(lambda row, at, column: builder.store(sums, at, multiply_add(sums[at], a(row, ks), b(column, ks))))
-        if store_row is None:
-            each(
-                lambda row, at, column: builder.store(finished, base + at, finished[base + at] + sums[at] if outer else sums[at])
-            )
+    for loops in nests:
+        with ExitStack() as blocks:
+            block = _enter(builder, blocks, loops, range(loops.outer), spans)
+            each(lambda row, at, column: builder.store(sums, at, tirx.const(0, dtype) if is_blocked else begin(column)))
+            if prod(loops.extents):
+                with ExitStack() as inside:
+                    ks = _enter(builder, inside, loops, range(loops.outer, len(loops.extents)), spans)
+                    add_products(loops.joined((*block, *ks)))
+            if store_row is None:
+                each(lambda row, at, column: builder.store(finished, base + at, total(at)))
     if store_row is not None:
         _store_rows(builder, tile, sums, store_row)
     return finished
+
+
+def _each_vector(builder: KernelBuilder, tile: Tile, body: Callable[[int, Expr, Expr], None]) -> None:
+    """`body(row, place, column)` for all vectors of a tile."""
+    for row, v in nest(range(tile.rows), range(tile.vectors)):
+        with builder.loop(tile.lanes, "vectorized", "lane") as lane:
+            body(row, row * tile.columns + v * tile.lanes + lane, v * tile.lanes + lane)
+
+
+def _enter(
+    builder: KernelBuilder, stack: ExitStack, loops: SumLoops, axes: range, spans: Mapping[int, tuple[Expr, Expr]]
+) -> Index:
+    """The variables of some loops over k, which the stack leaves."""
+    ks = []
+    for axis in axes:
+        low, high = spans.get(axis, (0, loops.extents[axis]))
+        k = stack.enter_context(builder.loop(high - low, loops.kinds[axis], "k"))
+        ks.append(builder.bind(low + k) if axis in spans else k)
+    return tuple(ks)
 
 
 def _store_rows(
@@ -371,44 +381,6 @@ def _store_rows(
         for v in range(tile.vectors):
             with builder.loop(tile.lanes, "vectorized", "lane") as lane:
                 store(v * tile.lanes + lane, sums[row * tile.columns + v * tile.lanes + lane])
-
-
-def _in_blocks(depth: tuple[int, ...], longest: int | None, spans: Collection[int]) -> _Loops:
-    """The loops over k with the outermost loop of a too long chain of additions split into equal blocks; and the map from the
-    new loops' iterations to those of `depth`."""
-    axis = _outer_loops(depth, longest)
-    step = prod(depth[axis + 1 :])
-    is_long = longest is not None and all(spanned < axis for spanned in spans) and greatest_of(prod(depth[axis:])) > longest
-    lengths = range(_LONGEST_BLOCK // step, (_LEAST_BLOCK - 1) // step, -1) if is_long else ()
-    block = next((length for length in lengths if depth[axis] % length == 0), 0)
-    if not block:
-        return depth, lambda ks: ks
-    in_blocks = (*depth[:axis], depth[axis] // block, block, *depth[axis + 1 :])
-    return in_blocks, lambda ks: (*ks[:axis], ks[axis] * block + ks[axis + 1], *ks[axis + 2 :])
-
-
-def _in_steps(loops: _Loops, most: int, spans: Collection[int]) -> _Loops:
-    """The loops over k with a long innermost one in steps of `most` or fewer, unrolled.
-
-    A step of 6 x 2 multiply-adds is 24 instructions, of which 3 count; a core that two threads share takes three in a cycle.
-    """
-    (depth, joined), extent = loops, loops[0][-1]
-    is_long = len(depth) - 1 not in spans and not isinstance(extent, Size)
-    step = gcd(1 << (most.bit_length() - 1), extent) if is_long and most > 1 else 1
-    if not 1 < step < extent:
-        return loops
-    return (*depth[:-1], extent // step, step), lambda ks: joined((*ks[:-2], ks[-2] * step + ks[-1]))
-
-
-def _outer_loops(depth: tuple[int, ...], longest: int | None) -> int:
-    """How many of the outermost loops over k add up partial sums, made by the loops inside of them.
-
-    A sum of n products in one chain has an error bound in proportion to n; a blocked one, in proportion to the length of a block
-    plus their number (Higham: The accuracy of floating point summation, 1993). Exact sums (`longest` is None) need no blocks.
-    """
-    if longest is None or len(depth) == 1:
-        return 0
-    return max((outer for outer in range(len(depth)) if hint_of(prod(depth[outer:])) >= _LEAST_BLOCK), default=0)
 
 
 def _emit_segment(
@@ -436,15 +408,3 @@ def _segments(builder: KernelBuilder, plane: Plane, n_begin: Expr, columns: int)
             if plane.is_row is not None:
                 guard.enter_context(builder.when(plane.is_row(r)))
             yield begin, end, r
-
-
-def _loop_kinds(depth: tuple[int, ...], cells: int, spans: Collection[int]) -> list[str]:
-    """The kind of each loop over k: inner loops are unrolled while the body stays small, but for those in `spans` and a single or
-    long one, which LLVM may unroll."""
-    kinds, operations = [], cells
-    for position, extent in enumerate(reversed(depth)):
-        operations *= extent
-        is_whole = len(depth) - 1 - position not in spans
-        unroll = is_whole and position < len(depth) - 1 and operations <= _UNROLLED_OPERATIONS and "serial" not in kinds
-        kinds.append("unrolled" if unroll else "serial")
-    return kinds[::-1]
