@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+import ml_dtypes
 import numpy as np
 
 from ....runtime.errors import OptionError
@@ -72,8 +73,8 @@ def cosine(found: Sequence[Outputs], expected: Sequence[Outputs]) -> float:
         pairs = [(a[number], b[number]) for a, b in zip(found, expected, strict=True)]
         found_cosines = np.concatenate([_cosines(a, b) for a, b in pairs])
         losses.append(1.0 - float(np.mean(found_cosines)) if found_cosines.size else 0.0)
-    worst = max(losses, default=0.0)
-    return max(worst, 0.0) if np.isfinite(worst) else np.inf
+    worst = float(np.max(losses, initial=0.0))  # NaN where one is, which Python's max passes over
+    return worst if np.isfinite(worst) else np.inf
 
 
 def _mean_of(function: MetricFunction) -> Callable[[Sequence[Outputs], Sequence[Outputs]], float]:
@@ -119,4 +120,5 @@ def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _real_outputs(batches: Sequence[Outputs]) -> list[int]:
     """The places of outputs that are real numbers."""
-    return [number for number, array in enumerate(batches[0]) if array.dtype.kind == "f"] if batches else []
+    are_real = [array.dtype.kind == "f" or array.dtype == ml_dtypes.bfloat16 for array in batches[0]] if batches else []
+    return [number for number, is_real in enumerate(are_real) if is_real]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from prefuse.compiler.bits.mixed.metrics import cosine, metric_of, relative
@@ -28,6 +29,7 @@ def test_what_is_not_finite() -> None:
     assert relative([[broken]], [[X]]) == np.inf
     assert relative([[X]], [[broken]]) == 0
     assert cosine([[broken]], [[X]]) == np.inf
+    assert cosine([[X, broken]], [[X, X]]) == cosine([[broken, X]], [[X, X]]) == np.inf, "in any output"
     assert relative([[np.arange(3)]], [[np.arange(3) + 1]]) == 0
 
 
@@ -38,6 +40,12 @@ def test_cosine_is_the_mean_over_rows() -> None:
     assert cosine([[np.stack([X[0], turned[1]])]], [[X]]) == pytest.approx(0.5)
     assert cosine([[np.zeros_like(X)]], [[np.zeros_like(X)]]) == 0
     assert cosine([[np.zeros_like(X)]], [[X]]) == 1
+
+
+def test_bfloat16_is_a_real_number() -> None:
+    narrow = X.astype(ml_dtypes.bfloat16)
+    assert relative([[np.zeros_like(narrow)]], [[narrow]]) == 1
+    assert cosine([[-narrow]], [[narrow]]) == pytest.approx(2)
 
 
 def test_functions_are_metrics() -> None:
