@@ -11,8 +11,7 @@ from uuid import uuid4
 import numpy as np
 
 _PLAIN = (type(None), type(Ellipsis), bool, int, float, complex, str, bytes, np.generic, np.dtype)
-_NAMED = (type, BuiltinFunctionType, np.ufunc)
-_GLOBAL = (*_PLAIN, *_NAMED, FunctionType, ModuleType, np.ndarray, tuple, list, dict, set, frozenset)
+_NAMED = (type, BuiltinFunctionType, np.ufunc, type(np.sum))
 
 
 class _UnknownError(Exception):
@@ -84,9 +83,8 @@ def _is_filled(cell: object) -> bool:
 
 
 def _globals_of(function: FunctionType) -> dict[str, object]:
-    """What the names in a function's code mean in its module; objects of unknown kinds stay names."""
-    found = {name: function.__globals__[name] for name in _names_of(function.__code__) if name in function.__globals__}
-    return {name: value for name, value in sorted(found.items()) if isinstance(value, _GLOBAL)}
+    """What the names in a function's code mean in its module."""
+    return {name: function.__globals__[name] for name in sorted(_names_of(function.__code__)) if name in function.__globals__}
 
 
 def _names_of(code: CodeType) -> set[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from prefuse.compiler.bits.mixed.metrics import cosine, metric_of, relative
 from prefuse.runtime.errors import OptionError
 
@@ -115,3 +116,20 @@ def test_identities_are_those_of_code_and_of_what_it_holds() -> None:
 def test_what_has_no_text_is_equal_to_nothing_else() -> None:
     held = object()
     assert identity(Scaled(held)) != identity(Scaled(held))
+
+
+class Unknown:
+    """Something whose state nobody asks for."""
+
+    number = 1
+
+
+def test_globals_of_unknown_kinds_make_a_function_equal_to_nothing_else() -> None:
+    """They may change: a tensor, or an object of a class of the user's."""
+    for held in (torch.ones(3), Unknown()):
+        function = made("f = lambda a, b: held.number")
+        function.__globals__["held"] = held
+        assert identity(function) != identity(function)
+    named = made("f = lambda a, b: norm(a[0] - b[0])")
+    named.__globals__["norm"] = np.linalg.norm
+    assert identity(named) == identity(named), "NumPy's own functions are known by their names"
