@@ -147,7 +147,8 @@ class _Search:
         best, reason = best_of([one for one, _ in programs], self.request.max_error, self.request.objective)
         trial = next(trial for one, trial in programs if one is best)
         self.progress("sweeping budgets", 0.97)
-        is_known = all(form in table.choices[name] for name, form in trial.formats.items())
+        legal = table.legal
+        is_known = all(form in legal[name] for name, form in trial.formats.items())
         return Findings(
             calibrated=self.calibrated,
             formats=trial.formats,

@@ -12,6 +12,7 @@ import onnx
 import prefuse
 import pytest
 import torch
+from onnx import numpy_helper
 from prefuse.benchmarks.trained_nets import digits_lenet
 from prefuse.compiler.api import drive
 from prefuse.compiler.bits.mixed.findings import Findings
@@ -227,3 +228,17 @@ def test_models_of_several_programs_are_refused() -> None:
     model = built([*nodes, ("MatMul", "x w", "m"), ("Add", "m s", "y")], [4, 8], {"w": (8, 8)})
     with pytest.raises(UnsupportedModelError, match='precision="int8"'):
         compiled(model, calibration=batches(model, 4))
+
+
+def test_a_format_that_ruins_what_is_not_held_out_may_be_taken() -> None:
+    """By the error of the held-out batches. Of the program that has it no time was predicted."""
+    model = built([("MatMul", "x w", "m"), ("Reciprocal", "m", "y")], [8, 16], {"w": (16, 16)})
+    weights = np.abs(numpy_helper.to_array(model.graph.initializer[0])) + np.float32(0.1)
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(weights, "w"))
+    data = [{"x": np.abs(batch["x"]) + np.float32(0.1)} for batch in batches(model, 8)]
+    data[0]["x"][0] = 1e-6  # of which int8 makes 0
+    options = parse_options("cpu", "mixed", {"threads": 1}, quantizes=True)
+    one = search(import_model(model), data, options, request_of(1.0, objective="size"), drive)
+    assert "int8" in one.formats.values()
+    assert one.predicted_us == 0
+    assert one.sentences()
