@@ -12,6 +12,7 @@ from ....runtime.constants.shared import ConstantPool
 from ....runtime.errors import DeviceError, OptionError, UnsupportedModelError
 from ....runtime.executor import CompiledModel
 from ....runtime.profile import Profile, StepProfile, profile_in_turns
+from ....runtime.signature import in_order
 from ...programs.builder import CompileModel
 from ...programs.cache import build_uncached
 from ...programs.options import Options
@@ -119,8 +120,8 @@ class Bench:
         self._progress("measuring programs", fraction)
         batch: Mapping[str, object] = self._batches[0]
         if self._options.target.is_simulated:
-            return [predicted_times(trial.net.profile(runs=1, **batch)) for trial in trials]
-        slowest = max(trial.net.profile(runs=_PROBE_CALLS, **batch).time_us for trial in trials)
+            return [predicted_times(_profile(trial.net, batch, 1)) for trial in trials]
+        slowest = max(_profile(trial.net, batch, _PROBE_CALLS).time_us for trial in trials)
         calls = int(np.clip(_SECONDS * 1e6 / max(slowest, 1.0), _LEAST_CALLS, _MOST_CALLS))
         return list(map(times_of, profile_in_turns([trial.net for trial in trials], batch, calls)))
 
@@ -144,6 +145,10 @@ class Bench:
         except UnsupportedModelError as error:
             fix = 'use precision="int8" or "bfloat16", which take models of several programs'
             raise UnsupportedModelError(error.where, error.what, f"{error.fix}; {fix}" if error.fix else fix) from error
+
+
+def _profile(net: CompiledModel, batch: Mapping[str, object], runs: int) -> Profile:
+    return net.profile(*in_order(net.input_names, (), batch), runs=runs)  # not by name: an input may be called "runs"
 
 
 def _outputs(net: CompiledModel, batch: Batch) -> Outputs:

@@ -242,3 +242,11 @@ def test_a_format_that_ruins_what_is_not_held_out_may_be_taken() -> None:
     assert "int8" in one.formats.values()
     assert one.predicted_us == 0
     assert one.sentences()
+
+
+def test_an_input_may_have_the_name_of_an_argument() -> None:
+    model = built([("MatMul", "x w", "y")], [4, 8], {"w": (8, 8)})
+    model.graph.input[0].name = model.graph.node[0].input[0] = "runs"
+    data = [{"runs": np.full((4, 8), number, np.float32)} for number in range(1, 9)]
+    options = parse_options("cpu", "mixed", {"threads": 1}, quantizes=True)
+    assert search(import_model(model), data, options, request_of(1.0), drive).is_kept
