@@ -64,7 +64,7 @@ def _is_divisible(value: ir.Value | None, scale: float, steps: int) -> bool:
         factor = next((known for one in node.inputs if (known := _known(one)) is not None), None)
         return factor is not None and _is_in_range(factor, scale)
     if node.op_type in _OF_FIRST and len(node.inputs) == 2:
-        return _is_divisible(node.inputs[0], scale, steps - 1)
+        return not _is_whole(node.inputs[0]) and _is_divisible(node.inputs[0], scale, steps - 1)
     return node.op_type in _LINEAR and all(_is_divisible(operand, scale, steps - 1) for operand in node.inputs)
 
 
@@ -73,8 +73,14 @@ def _is_in_range(known: np.ndarray, scale: float) -> bool:
     return bool((np.abs(known.astype(np.float64)) <= _MOST * scale).all())
 
 
+def _is_whole(operand: ir.Value | None) -> bool:
+    """Whether a product has integers for an operand, 8-bit numbers less their zero point: kernels multiply them as they lie."""
+    node = None if operand is None else operand.producer()
+    return node is not None and node.op_type == "DequantizeLinear" and scalar_constant(node.inputs[1]) == 1.0
+
+
 def _is_scaled(node: ir.Node, quotient: float) -> bool:
-    """Whether a DequantizeLinear multiplies 8-bit numbers by constants, which are not those of a product of integers."""
+    """Whether a DequantizeLinear multiplies 8-bit numbers by constants in range."""
     x, scale = node.inputs[0], constant_array(node.inputs[1])
     if x is None or x.dtype not in BYTES or scale is None or scale.dtype != np.float32:
         return False
