@@ -29,6 +29,11 @@ class FoldBatchnorm(Pass):
     Legal behind an anchor, and before it where a shift reaches all that a window reads; through views and pools that commute;
     where nobody else reads what changes, and all numbers stay finite. Numbers are computed in float64 and rounded once, weights
     when they are read. A weight with other readers is stored a second time only if it is small.
+
+    x - m is exact, or nearly so, where x is near m; folded, it is the difference of two sums, x W - m W, each rounded. So the
+    operand of a product is taken for one of the order of 1, and ahead of it only shifts by up to 4 are folded, which costs two
+    bits (those of images by ImageNet's means and deviations are 2.1). By 402, as of years (2010 +- 5), it would be all bits of
+    bfloat16, and 9 of float32. Beyond 4 neither shifts nor scales ahead are folded, so that the operand stays as it is.
     """
 
     name: ClassVar[str] = "fold-batchnorm"

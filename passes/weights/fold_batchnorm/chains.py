@@ -13,6 +13,8 @@ from .anchors import Anchor
 from .channels import Channels, after, before
 from .operators import Affine, affine_of
 
+LARGEST_SHIFT = 4.0  # of an operand, taken for one of the order of 1, that may become a shift of the result
+
 
 @dataclass(frozen=True, slots=True)
 class Chain:
@@ -102,7 +104,10 @@ def chain_after(anchor: Anchor) -> tuple[Chain | None, Rejection | None]:
 
 
 def chain_before(anchor: Anchor, claimed: Set[ir.Node]) -> tuple[Chain | None, Rejection | None]:
-    """The scales and shifts of an anchor's operand that are not `claimed`, and why the walk ended where a further one is near."""
+    """The scales and shifts of an anchor's operand that are not `claimed`, and why the walk ended where a further one is near.
+
+    All or none of them: none where together they shift by more than `LARGEST_SHIFT`.
+    """
     search = _Search.along(anchor, 1 - anchor.output_dim, anchor.input_axis)
 
     def compose(scale: np.ndarray, shift: np.ndarray) -> None:
@@ -131,6 +136,10 @@ def chain_before(anchor: Anchor, claimed: Set[ir.Node]) -> tuple[Chain | None, R
             value = affine.data
             continue
         break
+    if (largest := np.abs(search.shift).max(initial=0.0)) > LARGEST_SHIFT:
+        shifting = next(affine for affine in reversed(search.affines) if not affine.is_scale)
+        search.reject(shifting, f"a shift by {largest:.3g} of the operand is exact, one of the result is not")
+        return None, search.rejection
     return search.chain(), search.rejection
 
 

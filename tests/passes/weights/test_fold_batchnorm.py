@@ -253,6 +253,22 @@ def test_float16_weights_that_would_be_subnormal_stay(scale: float, folds: bool)
     assert any("subnormal" in str(remark) for remark in context.remarks) != folds
 
 
+@pytest.mark.parametrize(("mean", "folds"), [(2.0, True), (-4.0, True), (4.5, False), (2010.0, False)])
+def test_differences_of_large_numbers_stay_ahead(mean: float, folds: bool) -> None:
+    """Rows around a mean, in deviations of 1: folded, they lose as many bits as the mean has. A second run changes nothing."""
+    draft = Draft.of(0, (8, 64))
+    draft.add("Sub", None, add_constant(draft.model, np.full(64, mean * 0.5, np.float32), "mean"))
+    draft.add("Div", None, add_constant(draft.model, np.full(64, 0.5, np.float32), "deviation"))
+    draft.add("MatMul", None, draft.numbers(64, 16))
+    model = draft.finished()
+    x = (0.5 * (mean + draft.generator.standard_normal((8, 64)))).astype(np.float32)
+    ((_, exact),) = run_model(model, {"x": x}).items()
+    assert fold(model) == folds
+    assert not fold(model)
+    ((_, found),) = run_model(model, {"x": x}).items()
+    assert relative_error(found, exact) < 1e-6
+
+
 def test_operands_of_any_size_are_no_weights() -> None:
     """An array of as many numbers as such an operand has channels cannot be made, and cut the sizes to one."""
     head = '<ir_version: 10, opset_import: ["": 21]> main (float[T,64] x, float[U,64] z) => (float[T,U] y)'
