@@ -26,10 +26,11 @@ from .smoothing import smooth, smoothable
 from .units import Unit, UnitFormat, fault_of, find_units
 
 # What brings the model into the form whose products are counted: constants folded, normalizations inside the weights, products
-# of the same activations joined.
+# of the same activations joined. What scales inputs of the model stays ahead of the products: columns of all sizes would share a
+# range else, in which the small ones are 0, and `smoothing` has no operator that it could scale them in.
 PREPARATION = (
-    "canonicalize,unroll-loops,eliminate-dead,merge-equal,fold-batchnorm,canonicalize,eliminate-dead,merge-parallel-matmul,"
-    "fold-batchnorm,canonicalize,merge-equal,eliminate-dead"
+    "canonicalize,unroll-loops,eliminate-dead,merge-equal,fold-batchnorm{keeps-inputs=true},canonicalize,eliminate-dead,"
+    "merge-parallel-matmul,fold-batchnorm{keeps-inputs=true},canonicalize,merge-equal,eliminate-dead"
 )
 _ASSUMED_BATCHES = 8
 _WORD = 4  # 8-bit numbers that a dot product multiplies at a time

@@ -38,9 +38,10 @@ class FoldBatchnorm(Pass):
 
     name: ClassVar[str] = "fold-batchnorm"
     max_copy_kib: int = 64  # largest weight that may be stored twice, once folded
+    keeps_inputs: bool = False  # whether what scales inputs of the graph stays: it makes columns alike, for one 8-bit range
 
     def run(self, model: ir.Model, context: Context) -> bool:
-        folds = self._affordable(_find(model, context), context)
+        folds = self._affordable(_find(model, context, self.keeps_inputs), context)
         made: dict[Hashable, ir.Value] = {}
         for fold in folds:
             key = fold.weight_key()
@@ -69,14 +70,14 @@ class FoldBatchnorm(Pass):
         return affordable
 
 
-def _find(model: ir.Model, context: Context) -> list[Fold]:
+def _find(model: ir.Model, context: Context, keeps_inputs: bool) -> list[Fold]:
     """All that can be folded. What lies between two anchors belongs to the first."""
     anchors = [anchor for node in model.graph if (anchor := anchor_of(node)) is not None]
     behind = [chain_after(anchor) for anchor in anchors]
     claimed = {node for chain, _ in behind if chain is not None for node in chain.nodes}
     folds = []
     for anchor, (chain, rejection) in zip(anchors, behind, strict=True):
-        ahead, other_rejection = chain_before(anchor, claimed)
+        ahead, other_rejection = chain_before(anchor, claimed, keeps_inputs=keeps_inputs)
         fold = fold_of(anchor, ahead, chain)
         for found in (rejection, other_rejection, fold):
             if isinstance(found, Rejection):

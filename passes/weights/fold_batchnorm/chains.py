@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from ....compiler.ir.kinds import Kind, kind_of
+from ....compiler.ir.matching import is_constant
 from ....compiler.ir.rewriter import Rejection
 from .anchors import Anchor
 from .channels import Channels, after, before
@@ -103,10 +105,11 @@ def chain_after(anchor: Anchor) -> tuple[Chain | None, Rejection | None]:
     return search.chain(), search.rejection
 
 
-def chain_before(anchor: Anchor, claimed: Set[ir.Node]) -> tuple[Chain | None, Rejection | None]:
+def chain_before(anchor: Anchor, claimed: Set[ir.Node], *, keeps_inputs: bool) -> tuple[Chain | None, Rejection | None]:
     """The scales and shifts of an anchor's operand that are not `claimed`, and why the walk ended where a further one is near.
 
-    All or none of them: none where together they shift by more than `LARGEST_SHIFT`.
+    All or none of them: none where together they shift by more than `LARGEST_SHIFT`, or, with `keeps_inputs`, where they scale
+    what pointwise operators and moves make of inputs of the graph.
     """
     search = _Search.along(anchor, 1 - anchor.output_dim, anchor.input_axis)
 
@@ -139,8 +142,30 @@ def chain_before(anchor: Anchor, claimed: Set[ir.Node]) -> tuple[Chain | None, R
     if (largest := np.abs(search.shift).max(initial=0.0)) > LARGEST_SHIFT:
         shifting = next(affine for affine in reversed(search.affines) if not affine.is_scale)
         search.reject(shifting, f"a shift by {largest:.3g} of the operand is exact, one of the result is not")
-        return None, search.rejection
-    return search.chain(), search.rejection
+    elif keeps_inputs and search.affines and _is_given(value):
+        search.reject(search.affines[0], "it scales inputs of the graph")
+    else:
+        return search.chain(), search.rejection
+    return None, search.rejection
+
+
+def _is_given(value: ir.Value | None) -> bool:
+    """Whether pointwise operators and moves alone make a value of inputs of the graph."""
+    waiting, seen, is_found = [value], set[ir.Value](), False
+    while waiting:
+        one = waiting.pop()
+        if one is None or one in seen or is_constant(one):
+            continue
+        seen.add(one)
+        if (node := one.producer()) is None:
+            is_found = True
+            continue
+        kind = kind_of(node)
+        if kind > Kind.VIEW:
+            return False
+        is_moved = kind >= Kind.INJECTIVE and node.op_type != "Concat"
+        waiting += node.inputs[:1] if is_moved else node.inputs
+    return is_found
 
 
 def _other_reader(value: ir.Value, anchor: Anchor) -> str:

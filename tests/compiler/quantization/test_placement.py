@@ -18,7 +18,7 @@ from prefuse.compiler.ir.constants import constant_array
 from prefuse.compiler.ir.verifier import verify_model
 from prefuse.compiler.quantization.flow import find_flow
 from prefuse.compiler.quantization.quantizer import Calibrated, Settings, calibrate
-from prefuse.compiler.quantization.units import fault_of, find_units
+from prefuse.compiler.quantization.units import UnitFormat, fault_of, find_units
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import Role
 from prefuse.runtime.target import Target
@@ -292,3 +292,25 @@ def test_sums_of_named_sizes() -> None:
     assert len(names) == 4
     for left in names:
         found.place({name: "int8" for name in names if name != left})
+
+
+@pytest.mark.parametrize("form", ["int8", "int8-rows"])
+def test_columns_of_all_sizes_are_quantized_as_the_model_scales_them(form: UnitFormat) -> None:
+    """As a table has them: an income and a ratio would share one range, and all ratios be 0."""
+    nodes = [
+        ("Sub", "x mean", "c"),
+        ("Div", "c deviation", "s"),
+        ("MatMul", "s w1", "a"),
+        ("Relu", "a", "b"),
+        ("MatMul", "b w2", "y"),
+    ]
+    model = built([*nodes, ("MatMul", "b w2", "y")], [16, 32], {"w1": (32, 64), "w2": (64, 4)})
+    is_large = np.arange(32) % 2 == 0
+    mean, deviation = (np.where(is_large, *pair).astype(np.float32) for pair in ((50000, 0.4), (20000, 0.2)))
+    model.graph.initializer.extend(
+        [numpy_helper.from_array(array, name) for array, name in ((mean, "mean"), (deviation, "deviation"))]
+    )
+    data = [{"x": mean + deviation * batch["x"]} for batch in batches(model, 9)]
+    found = calibrate(import_model(model), data[:8], CPU)
+    expected, actual = (run_model(one, data[8])["y"] for one in (import_model(model), found.place(found.uniform(form))))
+    assert relative_error(actual, expected) < 0.05
