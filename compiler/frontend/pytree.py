@@ -107,6 +107,9 @@ def _flatten(value: object, where: str, leaves: list[Tensor]) -> Structure:
     if isinstance(value, (tuple, list)):
         children = tuple(_flatten(item, f"{where}[{index}]", leaves) for index, item in enumerate(value))
         return Container(type(value), None, children)
+    if _is_symbolic(value):
+        what = f"{value} depends on sizes that differ from call to call, and is no tensor"
+        raise InputError(where, what, "make a tensor of it (torch.full((), n)), or compile without `dims`, for each size")
     if isinstance(value, _PLAIN) or type(value).__module__ == "torch":  # torch.dtype, torch.device, torch.layout
         return Constant(value, f"{type(value).__qualname__}:{value!r}")
     if _is_plain_object(value):
@@ -132,6 +135,12 @@ def _complex_of(parts: Any) -> object:
     if isinstance(parts, np.ndarray):
         return parts.view(f"complex{16 * parts.dtype.itemsize}")[..., 0]
     return sys.modules["torch"].view_as_complex(parts)
+
+
+def _is_symbolic(value: object) -> bool:
+    """Whether it stands for a number of a call while torch traces for any sizes: a constant of it would be that of no call."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _flatten_attributes(value: object, names: tuple[str, ...], where: str, leaves: list[Tensor]) -> Container:

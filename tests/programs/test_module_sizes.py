@@ -127,6 +127,48 @@ def test_a_dimension_that_torch_made_a_constant(exports: list[bool]) -> None:
     assert "for these sizes alone: torch made dimension 0 of x the constant 12" in net.report()
 
 
+class Counted:
+    """A cache that knows how many rows it has."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def add(self, x: Tensor) -> Tensor:
+        self.rows += x.shape[0]
+        return x * 2
+
+
+class Measured(nn.Module):
+    """Returns numbers that torch, where it traces for any sizes, has symbols for."""
+
+    def forward(self, x: Tensor) -> tuple[object, ...]:
+        cache = Counted()
+        return cache.add(x), x.shape[0], x.shape[0] > 5, cache
+
+
+def test_sizes_among_results_are_those_of_the_call(exports: list[bool]) -> None:
+    net = prefuse.compile(Measured(), cache=False)
+    assert isinstance(net, SpecializedModel)
+    for rows in (4, 6, 4):
+        _, size, is_long, cache = net(torch.ones(rows, 2))  # type: ignore[misc]
+        assert (type(size), size, is_long, cache.rows) == (int, rows, rows > 5, rows)
+    assert "for these sizes alone: output[1]" in net.report()
+    with pytest.raises(CompileError, match=r"output\[1\]: s\d+ depends on sizes"):
+        prefuse.compile(Measured(), torch.ones(4, 2), dims={"x": {0: "N"}, "N": (2, 9)})
+
+
+def test_a_size_as_a_tensor_is_of_any_size(exports: list[bool]) -> None:
+    """As the error of the test above says."""
+
+    class Full(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.full((), x.shape[0])
+
+    net = prefuse.compile(Full(), torch.ones(4, 2), dims={"x": {0: "N"}, "N": (2, 9)}, cache=False)
+    for rows in (2, 3, 9):
+        assert torch.equal(net(torch.ones(rows, 2)), torch.tensor(rows))  # type: ignore[arg-type]
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
