@@ -22,6 +22,7 @@ from ...runtime.interchange import as_array
 from ..ir.cloning import copy_value
 from ..ir.facts import data_type
 from ..ir.names import fresh_name
+from ..ir.scopes import subgraphs_of
 from ..ir.states import declare_states
 from .dimensions import RULES_KEY
 from .pytree import Container, Structure, flatten, leaf_paths, unflatten_arguments
@@ -95,7 +96,8 @@ def export_module(
         model, changed = _translate(program, input_names=names)
         sizes = None if sizes is None else replace(sizes, guards=guards_of(program))
     _forget_wrapper(model)
-    _declare_states(model, {buffer.removeprefix(_PREFIX): content for buffer, content in changed.items()})
+    changed = {buffer.removeprefix(_PREFIX): content for buffer, content in changed.items()}
+    _declare_states(model, _separate_names(model, changed))
     return ExportedModule(model, results[-1], sizes)
 
 
@@ -118,7 +120,7 @@ def import_exported_program(program: torch.export.ExportedProgram) -> ir.Model:
         raise UnsupportedModelError(
             "torch.export.ExportedProgram", what, "export it for such sizes, or compile the module itself"
         )
-    _declare_states(model, changed)
+    _declare_states(model, _separate_names(model, changed))
     return model
 
 
@@ -202,6 +204,24 @@ def _cast_outputs(model: ir.Model, program: torch.export.ExportedProgram) -> Non
             made.name = fresh_name(model, f"{made.name}.wide")
             model.graph.append(ir.node("Cast", [made], {"to": dtype}, outputs=[cast], name=cast.name))
             model.graph.outputs[place] = cast
+
+
+def _separate_names(model: ir.Model, changed: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Give each value a name of its own, and return the buffers that change by theirs. Inputs keep their names, then weights.
+
+    torch's exporter calls them as the user does, whatever it has called the results of operators.
+    """
+    graph = model.graph
+    given, weights = {value.name for value in graph.inputs}, {*graph.initializers, *changed}
+    renamed = {name: fresh_name(model, name) for name in sorted(weights) if name in given}
+    for name in renamed.keys() & graph.initializers.keys():
+        graph.initializers[name].name = renamed[name]
+    for node in graph.all_nodes():
+        bound = [value for subgraph in subgraphs_of(node) for value in subgraph.inputs]
+        for value in (*node.outputs, *bound):
+            if value.name in given or value.name in weights:
+                value.name = fresh_name(model, str(value.name))
+    return {renamed.get(name, name): content for name, content in changed.items()}
 
 
 def _declare_states(model: ir.Model, changed: Mapping[str, torch.Tensor]) -> None:

@@ -12,6 +12,7 @@ from prefuse.compiler.frontend.importer import import_model, prepare_graph
 from prefuse.compiler.frontend.pytree import Structure, flatten, unflatten
 from prefuse.compiler.frontend.torch_export import export_module
 from prefuse.compiler.ir.facts import source_of
+from prefuse.compiler.ir.states import states_of
 from prefuse.runtime.errors import CompileError, InputError, UnsupportedModelError
 from torch import nn
 
@@ -63,6 +64,39 @@ def test_the_result_keeps_its_structure(exported: tuple[nn.Module, ir.Model, Str
     assert found["b"][2:] == (None, 5)
     assert isinstance(found["c"], Result)
     assert len(model.graph.outputs) == 6
+
+
+class Clashing(nn.Module):
+    """Buffers and parameters of forward() called as torch calls results of operators, and as each other."""
+
+    mean: torch.Tensor
+    mask: torch.Tensor
+    total: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("mean", "mask", "total"):
+            self.register_buffer(name, torch.full((4,), float(len(name))))
+
+    def forward(self, x: torch.Tensor, val_0: torch.Tensor, mask: torch.Tensor, add: torch.Tensor) -> torch.Tensor:
+        self.mask += mask
+        self.total.copy_(x)
+        y = nn.functional.layer_norm(x - self.mean, (4,))
+        return y.mean(-1) + val_0 + (self.mask + add).sum()
+
+
+@pytest.mark.parametrize("is_exported", [False, True])
+def test_names_that_clash(is_exported: bool) -> None:
+    module, x = Clashing(), torch.randn(4)
+    inputs = x, torch.ones(()), torch.ones(4), torch.ones(4)
+    if is_exported:
+        model = import_model(torch.export.export(module, inputs, strict=False))
+    else:
+        model, _ = export(module, *inputs)
+    given = [value.name for value in model.graph.inputs]
+    assert given == ["x", "val_0", "mask", "add", "mask_1", "total"]
+    assert "mean" in model.graph.initializers
+    assert list(states_of(model).values()) == ["mask_1", "total"]
 
 
 def test_every_node_knows_its_line(exported: tuple[nn.Module, ir.Model, Structure]) -> None:
