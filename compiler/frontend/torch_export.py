@@ -93,8 +93,9 @@ def export_module(
     with _evaluation_mode(module), _quiet():
         program = _trace(FlatModule(), tuple(leaves), free_axes)
         sizes = None if free_axes is None else size_rules(program, names)
-        model, changed = _translate(program, input_names=names)
+        model, changed, lost = _translate(program, input_names=names)
         sizes = None if sizes is None else replace(sizes, guards=guards_of(program))
+    _tell_of_lost_changes(lost)
     _forget_wrapper(model)
     changed = {buffer.removeprefix(_PREFIX): content for buffer, content in changed.items()}
     _declare_states(model, _separate_names(model, changed))
@@ -112,7 +113,8 @@ def import_exported_program(program: torch.export.ExportedProgram) -> ir.Model:
     _require_real(program)
     assumptions, rules = Assumptions(program), program_rules(program)
     with _quiet():
-        model, changed = _translate(program)
+        model, changed, lost = _translate(program)
+    _tell_of_lost_changes(lost)
     if rules is not None:
         model.meta[RULES_KEY] = rules
     if broken := assumptions.broken():
@@ -159,13 +161,15 @@ def _trace(
 
 def _translate(
     program: torch.export.ExportedProgram, input_names: Sequence[str] | None = None
-) -> tuple[ir.Model, dict[str, torch.Tensor]]:
-    """The graph, and the buffers that the program changes, whose new values are the last outputs of the graph."""
+) -> tuple[ir.Model, dict[str, torch.Tensor], list[str]]:
+    """The graph; the buffers that the program changes, whose new values are the last outputs of the graph; and the inputs that it
+    changes in place without returning them, which the graph does not."""
     try:
         program = without_misread_calls(without_complex_numbers(program))
         exported = _exported(program, input_names)
         assert exported.exported_program is not None, "torch's exporter keeps what it exports"
-        changed = list(exported.exported_program.graph_signature.buffers_to_mutate.values())
+        signature = exported.exported_program.graph_signature
+        changed = list(signature.buffers_to_mutate.values())
         if changed:
             exported = _exported(with_new_values(exported.exported_program), input_names)
     except Exception as error:  # torch's errors of this step are private
@@ -182,7 +186,17 @@ def _translate(
     model.graph.outputs[:] = made[len(changed) :] + made[: len(changed)]
     _cast_outputs(model, program)
     contents = dict(program.named_buffers())
-    return model, {name: contents[name] for name in changed}
+    given = dict(zip(signature.user_inputs, input_names or signature.user_inputs, strict=True))
+    returned = signature.user_outputs
+    lost = [str(given[name]) for value, name in signature.user_inputs_to_mutate.items() if value not in returned]
+    return model, {name: contents[name] for name in changed}, lost
+
+
+def _tell_of_lost_changes(inputs: Sequence[str]) -> None:
+    """Warn of inputs that the module changes in place, and its program does not."""
+    if inputs:
+        what = f"the module changes {', '.join(inputs)} in place, which its program leaves as they are"
+        warnings.warn(f"{what}; return what they become", stacklevel=2)
 
 
 def _cast_outputs(model: ir.Model, program: torch.export.ExportedProgram) -> None:

@@ -99,6 +99,24 @@ def test_names_that_clash(is_exported: bool) -> None:
     assert list(states_of(model).values()) == ["mask_1", "total"]
 
 
+class Changing(nn.Module):
+    def forward(self, x: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x.add_(1)
+        cache[0] = 5
+        return x * 2, cache
+
+
+@pytest.mark.parametrize("is_exported", [False, True])
+def test_changes_of_inputs_that_are_lost(is_exported: bool) -> None:
+    """Those of what is returned are not: the caller gets it."""
+    inputs = torch.zeros(3), torch.zeros(2, 3)
+    with pytest.warns(UserWarning, match="the module changes x in place, which its program leaves"):
+        if is_exported:
+            import_model(torch.export.export(Changing(), inputs, strict=False))
+        else:
+            export(Changing(), *inputs)
+
+
 def test_every_node_knows_its_line(exported: tuple[nn.Module, ir.Model, Structure]) -> None:
     lines = {source_of(node).rpartition(":")[0] for node in exported[1].graph if node.op_type != "Identity"}
     assert lines == {__file__}
