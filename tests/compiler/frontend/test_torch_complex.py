@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 import numpy as np
 import prefuse
@@ -137,3 +138,32 @@ def test_networks_of_frequencies() -> None:
 def test_operators_of_complex_numbers(function: Callable[[Tensor], object]) -> None:
     """Their hard operands, too: where cosh overflows, and squares of divisors are infinite or 0."""
     check(function, HARD)
+
+
+SMALL = torch.tensor([1e-5 + 0j, 1e-7 + 2e-6j, -3e-6 + 1e-5j, -2e-5 - 3e-5j], dtype=torch.complex64)
+
+
+def test_digits_near_zero() -> None:
+    check(lambda z: tuple(one * 1e5 for one in (z.tanh(), torch.expm1(z), torch.log1p(z), z.asin(), z.atanh())), SMALL)
+
+
+INFINITE = [complex(inf, 0), complex(-inf, 0), complex(0, inf)]
+
+
+@pytest.mark.parametrize(
+    ("function", "operands"),
+    [
+        (lambda z: (1 / z, (1 + 1j) / z), [*INFINITE, complex(1, -inf), 1 + 1j]),
+        (lambda z: (z**0, z**0.0), [*INFINITE, 0, 1 + 1j, complex(inf, inf)]),
+        (lambda z: (z**2.0, z**3.0, z**0.5, z**2.5, z ** torch.full_like(z, 2.5)), [0, 1 + 1j, 1e-30, -4]),
+        (lambda z: (torch.exp(z), torch.sigmoid(z)), [100, -100, complex(inf, 0), 1 + 3j, 0]),
+        (torch.sqrt, [*INFINITE, -4, complex(-4, -0.0), 0, 1e-36, complex(-3e38, 1), 3e38 + 3e38j, complex(-inf, 1)]),
+        (torch.log1p, [1e30 + 1e30j, -1, -1 + 1e-5j, -0.5 + 0.8j, 100, 3j]),
+        (torch.expm1, [-100 + 1j, 3j, 50]),
+        (lambda z: (z.acosh(), z.asin(), z.atanh()), [2, complex(2, -0.0), -2, 2j, -3 - 1e-4j, 1e20 + 1e20j, -1e20 + 1j]),
+        (lambda z: (torch.all(z), torch.all(z[:2]), torch.any(z)), [1j, 1, 0, 1 + 1j]),
+    ],
+    ids=["quotients", "powers of 0", "powers", "exponentials", "roots", "logarithms", "less one", "inverses", "truths"],
+)
+def test_edges(function: Callable[[Tensor], object], operands: list[complex]) -> None:
+    check(function, torch.tensor(operands, dtype=torch.complex64))

@@ -110,11 +110,9 @@ class Changing(nn.Module):
 def test_changes_of_inputs_that_are_lost(is_exported: bool) -> None:
     """Those of what is returned are not: the caller gets it."""
     inputs = torch.zeros(3), torch.zeros(2, 3)
+    program = torch.export.export(Changing(), inputs, strict=False)
     with pytest.warns(UserWarning, match="the module changes x in place, which its program leaves"):
-        if is_exported:
-            import_model(torch.export.export(Changing(), inputs, strict=False))
-        else:
-            export(Changing(), *inputs)
+        import_model(program) if is_exported else export(Changing(), *inputs)
 
 
 def test_every_node_knows_its_line(exported: tuple[nn.Module, ir.Model, Structure]) -> None:
