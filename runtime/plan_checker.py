@@ -377,7 +377,7 @@ def _check_single_writes(schedule: _Schedule) -> Iterator[Fault]:
 
 
 def _check_sharing(schedule: _Schedule) -> Iterator[Fault]:
-    """Where two buffers share bytes, every use of one is before every use of the other, but for in-place pairs.
+    """Of each byte that two buffers share every use by one is before every use by the other, but for in-place pairs.
 
     Of a state the old value is first.
     """
@@ -431,11 +431,11 @@ def _hands_over(first: str, second: str, schedule: _Schedule) -> bool:
 
 
 def _follows_in_place(first: str, second: str, schedule: _Schedule) -> bool:
-    """Whether every use of `first` is before every use of `second`, but for one step that turns one into the other in place."""
+    """Whether each byte's uses as one of `first` are before those as one of `second`, but for a step that renews it in place."""
+    uses = [[(schedule.place(use.region), use) for use in schedule.uses.get(name, ())] for name in (first, second)]
     return all(
         schedule.is_before(earlier.step, later.step) or _is_in_place(earlier, later, schedule)
-        for earlier in schedule.uses.get(first, ())
-        for later in schedule.uses.get(second, ())
+        for earlier, later in close_between(*uses)
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
+from ...runtime.memory.regions import close_between
 from ...runtime.plan import Buffer, Copy, Host, Launch, Region, Step, step_reads, step_writes
 
 
@@ -29,101 +30,89 @@ def order_renewals(steps: Sequence[Step], renewals: Sequence[Buffer]) -> tuple[l
 
 @dataclass
 class _Order:
-    """Steps, and which of them must come before which: by the values that they make, and the old values that they read."""
+    """Steps, and which of them must come before which: by the bytes that they make, and those of old values that they read."""
 
     steps: list[Step]
     after: list[set[int]] = field(init=False)  # the steps that must come after each
-    readers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    writers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    reads: dict[str, list[tuple[Region, int]]] = field(default_factory=lambda: defaultdict(list))
+    writes: dict[str, list[tuple[Region, int]]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
         self.after = [set() for _ in self.steps]
         for index, step in enumerate(self.steps):
-            for uses, regions in ((self.readers, step_reads(step)), (self.writers, step_writes(step))):
-                for name in dict.fromkeys(region.buffer for region in regions):
-                    uses[name].append(index)
-        for name, readers in self.readers.items():
-            for writer in self.writers.get(name, ()):
-                written = [region for region in step_writes(self.steps[writer]) if region.buffer == name]
-                self.after[writer].update(
-                    reader
-                    for reader in readers
-                    if reader != writer and any(_meet(one, other) for one in written for other in self._reads(reader, name))
-                )
+            for uses, regions in ((self.reads, step_reads(step)), (self.writes, step_writes(step))):
+                for region in regions:
+                    uses[region.buffer].append((region, index))
+        for name, writes in self.writes.items():
+            for writer, reader in close_between(writes, self.reads.get(name, ())):
+                if reader != writer:
+                    self.after[writer].add(reader)
 
     def renew(self, old: str, new: str) -> bool:
-        """Order the readers of an old value before the uses of the new one; False, and nothing done, where that cannot be."""
-        users = dict.fromkeys((*self.writers[new], *self.readers[new]))
-        readers = self.readers[old]
-        if any(not self._is_in_place(index, old, new) for index in set(readers) & set(users)):
+        """Order the readers of an old value before the uses of the same bytes of the new one; False, and nothing done, where that
+        cannot be."""
+        found = [(replace(region, buffer=old), index) for region, index in (*self.writes[new], *self.reads[new])]
+        pairs = dict.fromkeys(close_between(self.reads[old], found))
+        if any(reader == user and not self._is_in_place(reader, old, new) for reader, user in pairs):
             return False
-        if self._reach(users) & set(readers):
-            return False
-        for reader in readers:
-            self.after[reader].update(user for user in users if user != reader)
-        return True
+        added = [(reader, user) for reader, user in pairs if reader != user and user not in self.after[reader]]
+        for reader, user in added:
+            self.after[reader].add(user)
+        if len(self._sorted()) == len(self.steps):
+            return True
+        for reader, user in added:
+            self.after[reader].remove(user)
+        return False
 
     def detach(self, new: Buffer, elsewhere: str) -> None:
         """Have a new value made elsewhere, and copied to its place when nothing reads the old one any more."""
         assert new.renews is not None
-        for index in {*self.writers[new.name], *self.readers[new.name]}:
+        for index in {index for _, index in (*self.writes[new.name], *self.reads[new.name])}:
             self.steps[index] = _renamed(self.steps[index], new.name, elsewhere)
         copy = len(self.steps)
         self.steps.append(Copy(Region(elsewhere, 0, new.size_bytes), Region(new.name, 0, new.size_bytes)))
         self.after.append(set())
-        for index in (*self.writers[new.name], *self.readers[new.renews]):
+        for _, index in (*self.writes[new.name], *self.reads[new.renews]):
             self.after[index].add(copy)
 
     def sorted(self) -> list[Step]:
         """The steps in an order that keeps all of this, otherwise as they were."""
+        found = self._sorted()
+        assert len(found) == len(self.steps), "steps that must come before each other"
+        return [self.steps[index] for index in found]
+
+    def _sorted(self) -> list[int]:
+        """The same by the places of the steps, without those in circles and what must come after these."""
         needs = [0] * len(self.steps)
         for followers in self.after:
             for follower in followers:
                 needs[follower] += 1
         ready = [index for index, count in enumerate(needs) if not count]
         heapify(ready)
-        found: list[Step] = []
+        found: list[int] = []
         while ready:
             index = heappop(ready)
-            found.append(self.steps[index])
+            found.append(index)
             for follower in self.after[index]:
                 needs[follower] -= 1
                 if not needs[follower]:
                     heappush(ready, follower)
-        assert len(found) == len(self.steps), "steps that must come before each other"
         return found
 
     def _is_in_place(self, index: int, old: str, new: str) -> bool:
-        """Whether a step that reads an old value and uses the new one does so in place: it writes each byte where it read it."""
+        """Whether a step that reads bytes of an old value and uses them of the new one does so in place: it writes each where it
+        read it."""
         step = self.steps[index]
-        if not isinstance(step, Launch) or any(region.buffer == new for region in step.reads):
+        if not isinstance(step, Launch):
             return False
-        reads = [number for number, region in enumerate(step.reads) if region.buffer == old]
-        writes = [number for number, region in enumerate(step.writes) if region.buffer == new]
-        return all((write, read) in step.inplace and _same(step, write, read) for write in writes for read in reads)
-
-    def _reach(self, starts: Mapping[int, None]) -> set[int]:
-        """All steps that must come after one of these."""
-        found: set[int] = set()
-        pending = list(starts)
-        while pending:
-            for follower in self.after[pending.pop()]:
-                if follower not in found:
-                    found.add(follower)
-                    pending.append(follower)
-        return found
-
-    def _reads(self, index: int, name: str) -> Iterator[Region]:
-        return (region for region in step_reads(self.steps[index]) if region.buffer == name)
-
-
-def _meet(one: Region, other: Region) -> bool:
-    return max(one.offset, other.offset) < min(one.offset + one.size_bytes, other.offset + other.size_bytes)
-
-
-def _same(step: Launch, write: int, read: int) -> bool:
-    one, other = step.writes[write], step.reads[read]
-    return (one.offset, one.size_bytes) == (other.offset, other.size_bytes)
+        found = [(region, place) for place, region in enumerate(step.reads) if region.buffer == old]
+        writes = [(region, place) for place, region in enumerate(step.writes)]
+        reads = [(region, -1) for region in step.reads]  # no pair in place has those
+        used = [(replace(region, buffer=old), place) for region, place in (*writes, *reads) if region.buffer == new]
+        return all(
+            (write, read) in step.inplace and replace(step.writes[write], buffer=old) == step.reads[read]
+            for write, read in close_between(used, found)
+        )
 
 
 def _renamed(step: Step, old: str, new: str) -> Step:

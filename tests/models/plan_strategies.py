@@ -120,20 +120,23 @@ def _state(draft: _Draft, size_bytes: int, constants: list[Region]) -> Region:
 
 
 def _renew(draft: _Draft, state: State, values: list[Region]) -> None:
-    """Maybe give a state a new value, after all readers of the old one: by a launch in place, or from other values."""
+    """Maybe give a state a new value, after all readers of the old one: by launches in place, or from other values."""
     size_bytes = state.type.size_bytes
-    kind = draft.draw(st.sampled_from(["keep", "in place", "launch"]))
+    kind = draft.draw(st.sampled_from(["keep", "in place", "parts in place", "launch"]))
     if kind == "keep":
         return
     old = Region(state.buffer, 0, size_bytes)
     made = Region(f"new {state.buffer}", 0, size_bytes)
     draft.buffers[made.buffer] = Buffer(made.buffer, Role.STATE, size_bytes, "state", renews=state.buffer)
     others = tuple(value for value in values if value != old)  # where there are states, there is an input, too
-    reads = (old, others[-1]) if kind == "in place" else others[-1:]
-    symbol, stream = f"k{len(draft.kernels)}", draft.stream()
-    draft.kernels.append(Kernel(symbol, "elementwise", len(reads) + 1))
-    draft.wait_for_readers(state.buffer, stream)
-    draft.add(Launch(symbol, reads, (made,), (), ((0, 0),) if kind == "in place" else (), stream))
+    half = size_bytes // 2 if kind == "parts in place" else 0
+    for offset, count in ((0, half), (half, size_bytes - half)) if half else ((0, size_bytes),):
+        part = Region(made.buffer, offset, count)
+        reads = (*((Region(state.buffer, offset, count),) if "in place" in kind else ()), others[-1])
+        symbol, stream = f"k{len(draft.kernels)}", draft.stream()
+        draft.kernels.append(Kernel(symbol, "elementwise", len(reads) + 1))
+        draft.wait_for_readers(state.buffer, stream)
+        draft.add(Launch(symbol, reads, (part,), (), ((0, 0),) if "in place" in kind else (), stream))
     values[values.index(old)] = made
 
 

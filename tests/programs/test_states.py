@@ -181,6 +181,35 @@ WAYS: dict[str, tuple[str, dict[str, str], int]] = {
         {"b": "a"},
         0,
     ),
+    "halves, each in place": (
+        "g (float[1,64] x, float[1,64] u, float[2,64] a) => (float[1,64] y, float[2,64] b) {"
+        "  p, q = Split<axis = 0, num_outputs = 2>(a)"
+        "  r = ScatterElements<axis = 1>(p, places, x) s = ScatterElements<axis = 1>(q, places, u)"
+        "  b = Concat<axis = 0>(r, s) y = Neg(x) }",
+        {"b": "a"},
+        0,
+    ),
+    "packed keys and values of two layers": (
+        "g (float[1,2,1,8] x, float[4,1,2,16,8] a) => (float[1,2,16,1] y, float[4,1,2,16,8] b) {"
+        "  i0 = Constant<value_int = 0>() i1 = Constant<value_int = 1>() i2 = Constant<value_int = 2>()"
+        "  i3 = Constant<value_int = 3>() z = Constant<value_ints = [0]>()"
+        "  k = Gather(a, i0) v = Gather(a, i1) m = Gather(a, i2) n = Gather(a, i3)"
+        "  k2 = TensorScatter<axis = -2>(k, x, one) v2 = TensorScatter<axis = -2>(v, x, one)"
+        "  kv = Mul(k2, v2) s = ReduceMax<keepdims = 1>(kv, last2) t = Tanh(s)"
+        "  m2 = TensorScatter<axis = -2>(m, t, one) n2 = TensorScatter<axis = -2>(n, t, one)"
+        "  k3 = Unsqueeze(k2, z) v3 = Unsqueeze(v2, z) m3 = Unsqueeze(m2, z) n3 = Unsqueeze(n2, z)"
+        "  b = Concat<axis = 0>(k3, v3, m3, n3) mn = Mul(m2, n2) y = ReduceSum<keepdims = 1>(mn, last) }",
+        {"b": "a"},
+        0,
+    ),
+    "read after rows with a pitch": (
+        "g (float[16,8] x, float[16,8] u, float[16,8] a) => (float[16,8] y, float[16,8] b) {"
+        "  b = Tanh(x) v, z = Split<axis = 1, num_outputs = 2>(w) p = MatMul(b, v) q = MatMul(u, v) c = Concat<axis = 1>(p, q)"
+        "  from = Constant<value_ints = [15]>() to = Constant<value_ints = [16]>() t = Slice(c, from, to)"
+        "  r = MatMul(t, w) y = Add(a, r) }",
+        {"b": "a"},
+        1,
+    ),
     "no outputs": ("g (float[64] x, float[64] a) => (float[64] b) { b = Max(a, x) }", {"b": "a"}, 0),
     "no inputs": ("g (float[64] a) => (float[64] y, float[64] b) { b = Add(a, a) y = Neg(b) }", {"b": "a"}, 1),
 }
@@ -190,8 +219,10 @@ WAYS: dict[str, tuple[str, dict[str, str], int]] = {
 def test_ways_to_renew_a_state(way: str) -> None:
     body, pairs, copies = WAYS[way]
     numbers = {name: ",".join(str(n % 5) for n in range(count)) for name, count in (("w", 64), ("sixteen", 16))}
+    numbers["places"] = ",".join(str(n) for n in range(64))
     weights = f"<float[8,8] w = {{{numbers['w']}}}, float[16] sixteen = {{{numbers['sixteen']}}}, "
-    weights += "int64[1] one = {1}, int64[1] last = {-1}, float half = {0.5}>"
+    weights += f"int64[1,64] places = {{{numbers['places']}}}, "
+    weights += "int64[1] one = {1}, int64[1] last = {-1}, int64[1] last2 = {-2}, float half = {0.5}>"
     model = parser.parse_model(HEAD + body.replace(" {", f" {weights} {{", 1))
     plain, net = (prefuse.compile(model, states=states, cache=False) for states in (None, pairs))
     assert isinstance(plain, CompiledModel)

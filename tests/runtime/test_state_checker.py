@@ -125,6 +125,27 @@ def test_mutants_are_rejected(name: str) -> None:
     assert any(fault in found for found in faults), faults
 
 
+def by_halves(first: int, second: int) -> Plan:
+    """The example with a renewed by two launches in place, each of the half that begins there, when nothing reads it any more."""
+    halves = [(Region("a", offset, 128), Region("new a", offset, 128)) for offset in (first, second)]
+    launches = [Launch("k", (old,), (new,), inplace=((0, 0),)) for old, new in halves]
+    return with_step(example(), 1, *launches)
+
+
+def test_each_half_of_a_state_is_renewed_in_place() -> None:
+    """Also the second one by what the first has become; only the bytes that nobody reads any more may be renewed."""
+    plan = by_halves(0, 128)
+    two = Launch("two", (Region("a", 128, 128), Region("new a", 0, 128)), (Region("new a", 128, 128),), inplace=((0, 0),))
+    for right in (plan, by_halves(128, 0), with_step(plan, 2, two)):
+        assert check_plan(right) == ()
+        assert simulated_faults(right) == []
+    late = with_launch(plan, 2, reads=(Region("a", 0, 128),), inplace=())
+    overlapping = with_launch(plan, 2, reads=(Region("a", 120, 128),))
+    for wrong in (late, overlapping, replace(plan, steps=(*plan.steps[1:3], plan.steps[0], *plan.steps[3:]))):
+        assert "new a is written where a step may still read the old value" in str(check_plan(wrong)[-1])
+        assert simulated_faults(wrong)
+
+
 @settings(max_examples=150, deadline=None)
 @given(plans())
 def test_right_plans_with_states_are_taken(plan: Plan) -> None:

@@ -49,6 +49,31 @@ def test_a_step_in_place_only_with_its_pair() -> None:
     assert order_renewals([shifted], [NEW_A])[1] == {"new a.copied": BYTES}
 
 
+def half(index: int, *, also: tuple[Region, ...] = ()) -> Launch:
+    """Renews one half of a in place, and reads other bytes."""
+    old, new = (Region(name, index * BYTES // 2, BYTES // 2) for name in ("a", "new a"))
+    return Launch("k", (old, *also), (new,), inplace=((0, 0),))
+
+
+def test_halves_of_a_state_are_renewed_in_place_each() -> None:
+    """In any order, and the one by what the other has become; not both by the old value of the other."""
+    first, second = (Region(name, 0, BYTES // 2) for name in ("a", "new a"))
+    for steps in ([half(0), half(1)], [half(1), half(0)], [half(0), half(1, also=(second,))]):
+        assert order_renewals(steps, [NEW_A]) == (steps, {})
+    assert order_renewals([half(0), half(1, also=(first,))], [NEW_A]) == ([half(1, also=(first,)), half(0)], {})
+    crossed = [half(0, also=(Region("a", BYTES // 2, 8),)), half(1, also=(first,))]
+    assert order_renewals(crossed, [NEW_A])[1] == {"new a.copied": BYTES}
+
+
+def test_what_is_stored_as_rows_comes_before_who_reads_the_last_of_them() -> None:
+    """c is 4 rows of two columns, of which the left needs the new value; who reads its end and the old one needs a copy."""
+    column, end = Region("c", 0, BYTES // 2, 4, BYTES // 4), Region("c", BYTES - 64, 64)
+    steps = [launch("x", "A"), Launch("k", (whole("new a"),), (column,)), Launch("k", (end, whole("a")), (whole("y"),))]
+    found, copies = order_renewals(steps, [NEW_A])
+    assert copies == {"new a.copied": BYTES}
+    assert found[2] == steps[2]
+
+
 def test_two_states_that_change_places_have_one_copy() -> None:
     steps, copies = order_renewals([Copy(whole("a"), whole("new b")), Copy(whole("b"), whole("new a"))], [NEW_A, NEW_B])
     assert copies == {"new b.copied": BYTES}
