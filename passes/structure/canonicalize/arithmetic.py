@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import frexp, prod
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -15,6 +16,7 @@ from ....compiler.ir.rewriter import operation
 from .scope import Replacement, Rule, Scope, respelled, spelled
 
 _SMALLEST_RECIPROCAL, _LARGEST_RECIPROCAL = 2.0**-14, 2.0**14  # powers of two whose reciprocal is normal in every float type
+_DEVIATIONS = 8  # from its mean, within which what a batch normalisation takes must stay inside its type when it is scaled
 
 
 def constant_last(node: ir.Node, scope: Scope) -> Replacement | None:
@@ -71,7 +73,10 @@ def cast_once(node: ir.Node, scope: Scope) -> Replacement | None:
 
 
 def affine_batch_normalization(node: ir.Node, scope: Scope) -> Replacement | None:
-    """Batch normalisation by known statistics is x * scale + shift with one pair of numbers a channel."""
+    """Batch normalisation by known statistics is x * scale + shift with one pair of numbers a channel.
+
+    Not where these, or x * scale for the x of a channel, are too large for the type: x - mean is not.
+    """
     value, rank = node.inputs[0], rank_of(node.inputs[0])
     parameters = [constant_array(parameter) for parameter in node.inputs[1:5]]
     known = [parameter.astype(np.float64) for parameter in parameters if parameter is not None]
@@ -79,9 +84,13 @@ def affine_batch_normalization(node: ir.Node, scope: Scope) -> Replacement | Non
     if value is None or value.dtype is None or rank is None or rank < 2 or len(known) < 4 or is_training:
         return None
     weight, bias, mean, variance = known
-    scale = weight / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
-    shift = bias - mean * scale
     name, dtype, shape = node.outputs[0].name, value.dtype.numpy(), (-1, *[1] * (rank - 2))
+    with np.errstate(all="ignore"):
+        scale = weight / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
+        shift = bias - mean * scale
+        largest = np.maximum(np.abs(scale), np.abs(shift)), np.abs(mean * scale) + _DEVIATIONS * np.abs(weight)
+    if any((numbers > float(ml_dtypes.finfo(dtype).max)).any() for numbers in largest):
+        return None
     multiply = operation("Mul", [value, scope.constant(scale.astype(dtype).reshape(shape), f"{name}_scale")])
     add = operation("Add", [multiply.outputs[0], scope.constant(shift.astype(dtype).reshape(shape), f"{name}_shift")])
     return Replacement((multiply, add), (add.outputs[0], *[None] * (len(node.outputs) - 1)))
