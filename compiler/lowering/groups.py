@@ -152,8 +152,11 @@ def group_of(model: ir.Model, node: ir.Node) -> Group:
             names[inner] = str(outer.name)
     for inner, outer in zip(body.outputs, node.outputs, strict=True):
         names[inner] = str(outer.name)
+    dots = "."
+    while any(name.startswith(dots) for name in names.values()):
+        dots += "."
     for number, value in enumerate(value for child in body for value in child.outputs if value.name):
-        names.setdefault(value, f".{number}")
+        names.setdefault(value, f"{dots}{number}")
     return _group(model, tuple(body), node, names)
 
 
