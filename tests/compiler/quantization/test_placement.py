@@ -304,7 +304,7 @@ def test_columns_of_all_sizes_are_quantized_as_the_model_scales_them(form: UnitF
         ("Relu", "a", "b"),
         ("MatMul", "b w2", "y"),
     ]
-    model = built([*nodes, ("MatMul", "b w2", "y")], [16, 32], {"w1": (32, 64), "w2": (64, 4)})
+    model = built(nodes, [16, 32], {"w1": (32, 64), "w2": (64, 4)})
     is_large = np.arange(32) % 2 == 0
     mean, deviation = (np.where(is_large, *pair).astype(np.float32) for pair in ((50000, 0.4), (20000, 0.2)))
     model.graph.initializer.extend(
