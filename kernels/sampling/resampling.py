@@ -75,13 +75,16 @@ class Resampling:
         return _tables(self)[2]
 
     def positions(self) -> np.ndarray:
-        """float64[outputs]: the coordinate of each output in the input (ONNX Resize, coordinate_transformation_mode)."""
+        """float64[outputs]: the coordinate of each output in the input (ONNX Resize, coordinate_transformation_mode).
+
+        Corners and the ends of a region are those of the result, as ONNX's text has it, whatever the scale makes of the input's
+        length; onnx.reference takes that, which may be no whole number.
+        """
         x = np.arange(self.outputs, dtype=np.float64)
         if not self.outputs:
             return x
-        width = self.outputs if self._is_quotient else self.scale * self.inputs
         if self.coordinates == "align_corners":
-            return np.zeros_like(x) if width == 1 else x * (self.inputs - 1) / (width - 1)
+            return np.zeros_like(x) if self.outputs == 1 else x * (self.inputs - 1) / (self.outputs - 1)
         if self.coordinates == "asymmetric":
             return self._unscaled(x)
         if self.coordinates == "tf_half_pixel_for_nn":
@@ -89,11 +92,12 @@ class Resampling:
         if self.coordinates == "tf_crop_and_resize":
             begin, end = self.roi
             first = begin * (self.inputs - 1)
-            if width == 1:
+            if self.outputs == 1:
                 return np.full_like(x, (end - begin) * (self.inputs - 1) / 2 + first)
-            return x * (end - begin) * (self.inputs - 1) / (width - 1) + first
+            return x * (end - begin) * (self.inputs - 1) / (self.outputs - 1) + first
         if self.coordinates == "pytorch_half_pixel" and self.outputs == 1:
             return np.zeros_like(x)
+        width = self.outputs if self._is_quotient else self.scale * self.inputs
         shift = self.inputs / 2 * (1 - self.outputs / width) if self.coordinates == "half_pixel_symmetric" else 0.0
         return shift + self._unscaled(x + 0.5) - 0.5
 

@@ -83,12 +83,11 @@ class SizedResampling:
         return [outer[0], *inner, outer[1]]
 
     def _position(self, place: Expr, inputs: Expr, outputs: Expr) -> Expr:
-        """The coordinate of an output in the input, which is rounded once where sizes are given."""
+        """The coordinate of an output in the input, as `Resampling` says; rounded once where sizes are given."""
         x = tirx.Cast("float64", place)
         if self.coordinates == "align_corners":
-            width = tirx.Cast("float64", outputs) if self.scale is None else _float(self.scale) * tirx.Cast("float64", inputs)
-            last = tirx.Cast("float64", inputs - 1)
-            return tirx.Select(tirx.LE(width, _float(1)), _float(0), x * last / tirx.max(width - _float(1), _float(1e-300)))
+            last, steps = tirx.Cast("float64", inputs - 1), tirx.Cast("float64", tirx.max(outputs - 1, 1))
+            return tirx.Select(outputs > 1, x * last / steps, _float(0))
         if self.coordinates == "asymmetric":
             return self._unscaled(x, inputs, outputs)
         middle = self._unscaled(x + _float(0.5), inputs, outputs) - _float(0.5)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from .cases import OUTCOMES, SETS, Result, cases, run_cases
+from .cases import OUTCOMES, SETS, SOUND, Result, cases, run_cases
 from .chance import is_chance
 from .means import MEANS
 
@@ -32,7 +32,7 @@ def main() -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
     print(summary(results))
-    return int(any(result.outcome not in ("pass", "refused") for result in results))
+    return int(any(result.outcome not in (*SOUND, "refused") for result in results))
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -49,7 +49,7 @@ def summary(results: Sequence[Result]) -> str:
     lines += [
         f"{result.outcome}: {result.name}: {result.detail.splitlines()[0][:160]}"
         for result in results
-        if result.outcome not in ("pass", "refused")
+        if result.outcome not in (*SOUND, "refused")
     ]
     return "\n".join(lines)
 

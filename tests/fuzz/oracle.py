@@ -194,7 +194,7 @@ def _is_wrong_in_reference(node: onnx.NodeProto, opset: int) -> bool:
     """Softmax and BatchNormalization mean there what they do today at any opset. Recurrent operators ignore lengths; grouped
     transposed convolutions use one group's weights, the first norm signed numbers, LRN leaves out channels beyond the number of
     images, MaxPool counts its indices in one image, SequenceInsert takes the end for the beginning, and Unique always sorts.
-    The place of an only element by pytorch_half_pixel is -0.5, not 0.
+    The place of an only element by pytorch_half_pixel is -0.5, not 0, and corners by scales are those of no whole element.
     """
     if node.op_type in ("RNN", "GRU", "LSTM"):
         return len(node.input) > 4 and bool(node.input[4])
@@ -209,6 +209,7 @@ def _is_wrong_in_reference(node: onnx.NodeProto, opset: int) -> bool:
         or (node.op_type == "SequenceInsert" and len(node.input) > 2)
         or (node.op_type == "Unique" and numbers.get("sorted", 1) == 0)
         or (node.op_type == "Resize" and any(each.s == b"pytorch_half_pixel" for each in node.attribute))
+        or (node.op_type == "Resize" and len(node.input) < 4 and any(each.s == b"align_corners" for each in node.attribute))
     )
 
 

@@ -173,6 +173,16 @@ def test_whole_coordinates_of_a_resize_are_whole(how: str) -> None:
         np.testing.assert_array_equal(-found, np.arange(a) * (n - lost) // (a - lost))
 
 
+def test_corners_of_a_resize_by_a_fraction_are_those_of_the_result() -> None:
+    how = 'mode = "linear", coordinate_transformation_mode = "align_corners"'
+    body = f"k = Constant <value_floats = [1.25]> () r = Resize <{how}> (x, , k) y = Neg(r)"
+    net = compiled(model_of(f"<{OPSET}> main (float[N] x) => (float[A] y) {{ {body} }}"), dims={"N": (2, 60)})
+    assert "specialised" not in net.report(), net.report()
+    for n in (7, 8, 59):
+        found = np.asarray(net(x=np.arange(n, dtype=np.float32)))
+        np.testing.assert_allclose(-found, np.linspace(0, n - 1, n * 5 // 4), rtol=1e-5)
+
+
 def test_a_slice_backwards_from_in_front_of_the_beginning() -> None:
     """It starts at the first row, as ONNX's text says; onnx.reference finds nothing."""
     constants = (("start", -1000), ("end", -(2**63) + 1), ("axes", 0), ("step", -1))

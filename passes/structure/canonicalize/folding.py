@@ -179,8 +179,10 @@ def is_misread(node: ir.Node, opset: int) -> bool:
         return node.outputs[0].dtype is None or node.outputs[0].dtype.is_floating_point()
     if node.op_type == "QuantizeLinear":  # saturates after a cast to int32
         return not _is_within_int32(node)
-    if node.op_type == "Resize":  # to one element reads before the first
-        return node.attributes.get_string("coordinate_transformation_mode", "half_pixel") == "pytorch_half_pixel"
+    if node.op_type == "Resize":  # to one element reads before the first; of a length by scales aligns no whole one
+        by_scales = ("align_corners", "tf_crop_and_resize") if len(node.inputs) < 4 else ()
+        misread_modes = ("pytorch_half_pixel", *by_scales)
+        return node.attributes.get_string("coordinate_transformation_mode", "half_pixel") in misread_modes
     if node.op_type == "ScatterElements":  # forgets NaN
         return node.attributes.get_string("reduction", "none") in ("max", "min")
     attribute, default, misread = _MISREAD_WITH.get(node.op_type, ("", 0, 1))

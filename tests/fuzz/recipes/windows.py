@@ -122,10 +122,7 @@ def resize(b: Draft) -> None:
     if is_rounded:
         places = b.pick(["half_pixel", "asymmetric"])
     if is_rounded or b.chance(0.5):
-        # Of a length that is no whole number, ONNX Runtime aligns the corners of the whole one below; ONNX's node tests do not.
-        scales: list[float] = [1, 2, 3] if places == "align_corners" else [0.5, 1, 1.5, 2, 3]
-        if is_rounded:
-            scales = [0.5, 1, 2, 4]
+        scales: list[float] = [0.5, 1, 2, 4] if is_rounded else [0.5, 1, 1.5, 2, 3]
         how = [b.value(np.array([1, 1, *(b.pick(scales) for _ in range(rank))], np.float32), 1.0)]
     else:
         how = ["", b.ints(*shape[:2], *(b.integer(1, 9) for _ in range(rank)))]

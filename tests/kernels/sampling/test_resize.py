@@ -42,6 +42,10 @@ def resize(
     if x.dtype.name in ("bfloat16", "bool"):  # which the reference does not take
         wide = resize(shape, scales, sizes, roi, data=x.astype(np.float32), **attributes)
         attributes["expected"] = [wide.expected[0].astype(x.dtype)]
+    ends = attributes.get("coordinate_transformation_mode") in ("align_corners", "tf_crop_and_resize")
+    if ends and scales is not None:  # which the reference takes to be those of a length that is no whole number
+        whole = [int(n * scale) for n, scale in zip(shape, scales, strict=True)]
+        attributes["expected"] = resize(shape, sizes=whole, roi=roi, data=x, **attributes).expected
     # The reference computes cubic weights in the float32 of the attribute.
     unit = 1e-5 if (dtype, attributes.get("mode")) == ("float64", "cubic") else _UNITS.get(dtype, 0.0)
     case = operator("Resize", x, *operands, template="resize", rtol=unit, atol=50 * unit, **attributes)
@@ -253,6 +257,14 @@ def test_a_region_of_one_output_is_read_in_its_middle() -> None:
     for inputs in (48, 49):
         axis = Resampling(inputs, 1, 1 / inputs, "linear", "tf_crop_and_resize", roi=(0.25, 0.75))
         np.testing.assert_array_equal(axis.positions(), [0.25 * (inputs - 1) + 0.25 * (inputs - 1)])
+
+
+def test_ends_by_scales_are_those_of_the_result() -> None:
+    """As ONNX's text has it, ONNX Runtime and torch, also where the scale makes no whole number of elements."""
+    corners = Resampling(7, 9, 1.4, "linear", "align_corners")
+    np.testing.assert_allclose(corners.positions(), np.linspace(0, 6, 9), rtol=1e-12)
+    region = Resampling(10, 7, 0.73, "linear", "tf_crop_and_resize", roi=(0.25, 0.85))
+    np.testing.assert_allclose(region.positions(), np.linspace(2.25, 7.65, 7), rtol=1e-12)
 
 
 def test_tables_are_the_same_in_blocks() -> None:

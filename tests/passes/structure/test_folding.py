@@ -40,6 +40,11 @@ def test_sums_of_float16_are_rounded_once(reduction: str) -> None:
         ("GatherElements(far, i)", "float[3]", [0, 200, 1]),
         ("Identity(dynamic)", "float", 1),
         ('Resize<mode="cubic", coordinate_transformation_mode="pytorch_half_pixel">(far, , , one)', "float[1]", [0]),
+        (
+            'Resize<mode="linear", coordinate_transformation_mode="align_corners">(far, , more)',
+            "float[5]",
+            [0, 100, 200, 100.5, 1],
+        ),
         ('ScatterElements<reduction="max">(far, j, nan)', "float[3]", [np.nan, 200, 1]),
         ('ScatterElements<reduction="min">(far, j, nan)', "float[3]", [np.nan, 200, 1]),
     ],
@@ -51,7 +56,8 @@ def test_constants_that_the_reference_misreads_have_the_numbers_of_kernels(node:
         main ({output} x) => ({output} y)
           <int64[3] i = {{0, 1, 7}}, int64[1] j = {{0}}, int64 three = {{3}}, float[2] small = {{1, 0.00000001}},
            float[3] far = {{0, 200, 1}}, double d = {{0.5}}, float[3] plus = {{1, 1, 1}}, float[2] first = {{-1, 0}},
-           float[3] zeros = {{0, 0, 0}}, float[2] ones = {{0, 1}}, float[1] zero = {{0}}, int64[1] one = {{1}}> {{
+           float[3] zeros = {{0, 0, 0}}, float[2] ones = {{0, 1}}, float[1] zero = {{0}}, int64[1] one = {{1}},
+           float[1] more = {{1.8}}> {{
           greatest = Div(plus, zeros)
           least = Neg(greatest)
           infinite = Div(first, ones)
