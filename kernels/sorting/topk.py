@@ -16,12 +16,13 @@ from math import prod
 import numpy as np
 from tvm import tirx
 
-from ...runtime.symbolic.sizes import Size, SizeLike, greatest_of, hint_of, least_of
+from ...runtime.symbolic.sizes import Size, SizeLike, greatest_of, hint_of, least_of, maximum_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..codegen.lane_masks import first_lane, lanes_not_above
 from ..codegen.work_stealing import Shares
 from ..groups.group import Group
+from ..reduction.reduction import number_of
 from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder
 from .sorting import Entries, Sorter, key_type, order_key
@@ -194,7 +195,7 @@ class _Selection:
             with self._lanes(groups) as lane:
                 builder.store(ranks, lane, ranks[lane] + tirx.Cast(kind, key < least[lane]))
         with self._lanes(groups) as lane:
-            is_best = ranks[lane] < tirx.const(self.kept, kind)
+            is_best = ranks[lane] < number_of(self.kept, kind)
             builder.store(least, lane, tirx.Select(is_best, least[lane], tirx.const(np.iinfo(kind).min, kind)))
         return self._folded(least, groups, tirx.max)
 
@@ -211,7 +212,7 @@ class _Selection:
                 builder.store(less, lane, tirx.const(0, kind))
             with builder.loop(groups // lanes, name="v") as v, self._lanes(lanes) as lane:
                 builder.store(less, lane, less[lane] + tirx.Cast(kind, least[v * lanes + lane] < tried))
-            few = builder.name(self._folded(less, lanes, lambda a, b: a + b) < tirx.const(self.kept, kind))
+            few = builder.name(self._folded(less, lanes, lambda a, b: a + b) < number_of(self.kept, kind))
             builder.store(found, 0, tirx.Select(few, tried, found[0]))
         return found[0]
 
@@ -237,8 +238,9 @@ class _Selection:
     def _restart(self, entries: Entries, count: Buffer, worst: Buffer) -> None:
         """The entries are in order: keep the best, and take only what is better, as of equal ones the earlier is."""
         least = tirx.const(np.iinfo(key_type(self.dtype)).min + 1, key_type(self.dtype))
-        self.builder.store(count, 0, tirx.const(self.kept, "int32"))
-        self.builder.store(worst, 0, tirx.max(entries.key(self.kept - 1), least) - 1)
+        self.builder.store(count, 0, number_of(self.kept, "int32"))
+        last = self.kept - 1 if least_of(self.kept) else maximum_of(self.kept - 1, 0)  # of none it does not matter
+        self.builder.store(worst, 0, tirx.max(entries.key(last), least) - 1)
 
     def _scan(self, thread: Expr, start: Expr, first: Expr, count: Buffer, worst: Buffer) -> None:
         """Append those elements of one vector that beat the worst of the best."""

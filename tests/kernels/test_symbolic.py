@@ -102,6 +102,9 @@ _CASES = {
     "best-columns": Sized(
         lambda t: topk(_rounded(t, 7), 2, axis=0, largest=0), {"x0": ("T", 7), "y0": (2, 7), "y1": (2, 7)}, serves=10
     ),
+    "best-of-a-part": Sized(
+        lambda t: topk(_rounded(3, 8 * t + 7), t), {"x0": (3, "8*T+7"), "y0": (3, "T"), "y1": (3, "T")}, serves=9
+    ),
     "sorted": Sized(lambda t: topk(_rounded(2, t), t), {"x0": (2, "T"), "y0": (2, "T"), "y1": (2, "T")}),
     "sorted-doubles": Sized(
         lambda t: topk(_rounded(2, t).astype(np.float64), t, largest=0), {"x0": (2, "T"), "y0": (2, "T"), "y1": (2, "T")}
@@ -118,6 +121,15 @@ def test_one_kernel_serves_all_sizes(name: str) -> None:
     served = [point for point in _POINTS if domain.serves({"T": point})]
     assert len(served) >= case.serves, domain.cuts
     run_at(kernel, target, domain, {point: (case.make(point), {"T": point}) for point in served})
+
+
+@pytest.mark.parametrize(("least", "most", "length", "kept"), [(0, 9, 8, 1), (8, 12, 100, 1), (8, 12, 100, 8)])
+def test_the_best_of_a_part(least: int, most: int, length: int, kept: int) -> None:
+    """None of a row that the buffer does not hold; by thresholds that are ranked, and bisected."""
+    target, domain = target_of("avx512"), Domain((Dim("T", least, most),), {"T": most})
+    shapes: dict[str, Shape] = {"x0": (3, f"{length}*T+40"), "y0": (3, f"{kept}*T"), "y1": (3, f"{kept}*T")}
+    cases = {t: (topk(_rounded(3, length * t + 40), kept * t), {"T": t}) for t in {least, least + 1, most}}
+    run_at(built_for(sized(cases[most][0], shapes, domain), target), target, domain, cases)
 
 
 def test_what_needs_a_number_refuses_and_says_where() -> None:
