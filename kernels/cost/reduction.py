@@ -57,16 +57,17 @@ class Reduction:
         """Whether there is more than one for threads to take."""
         return self.blocks > 1 or self.parts > 1
 
-    def part_cycles(self, machine: Machine) -> float:
-        """What a trip over the elements of a block takes longer in parts: sums are stored, and one waits for the other."""
-        vectors = self.slots / self.lanes
-        return self.parts * (max(_PART_CYCLES * vectors, machine.sum_latency) + _COLUMN_CYCLES) if self.parts > 1 else 0.0
-
     def far_cycles(self, machine: Machine) -> float:
         """What columns take longer whose lines share sets of L1, and so arrive one by one, without being asked for ahead."""
         lines = self.elements * self.blocks * ceil(self.slots * machine.item_bytes / LINE_BYTES)
         is_far = not self.is_rowwise and self.elements > machine.l1.ways and share_sets(self.stride_bytes, machine)
         return lines * LINE_BYTES / machine.l3.bytes_per_cycle if is_far else 0.0
+
+
+def part_cycles(parts: int, vectors: float, machine: Machine) -> float:
+    """What a trip over the elements of a block of so many vectors of sums takes longer in parts: the sums of each are stored, and
+    wait for those before them."""
+    return parts * (max(_PART_CYCLES * vectors, machine.sum_latency) + _COLUMN_CYCLES) if parts > 1 else 0.0
 
 
 @estimating
@@ -76,7 +77,7 @@ def reduction_cycles(one: Reduction, passes: Sequence[LoopBody], result: LoopBod
     block = row_cycles(trips, one.steps, one.slots, machine, is_across=not one.is_rowwise)
     finished = result.cycles(machine) * (1 if one.is_rowwise else one.slots / one.lanes)
     started = 0.0 if one.is_rowwise else _COLUMN_CYCLES
-    combined = len(passes) * one.part_cycles(machine)
+    combined = len(passes) * part_cycles(one.parts, one.slots / one.lanes, machine)
     return one.blocks * (block + finished + started + combined) + one.far_cycles(machine)
 
 

@@ -22,6 +22,7 @@ from ..cost.estimate import Estimate, with_bytes
 from ..cost.memory import parallel_work
 from ..cost.operations import operations_of
 from ..cost.pointwise import LoopBody, pointwise_body, vector_steps
+from ..cost.reduction import part_cycles
 from ..cost.rows import normalization_passes, row_cycles, softmax_passes
 from ..expressions import math
 from ..groups.group import Group, Op
@@ -31,7 +32,7 @@ from ..template.loops import accumulator_type, merge_sections, nest, parallel_ne
 from ..template.prologue import flat_obstacle, source_of
 from ..template.values import anchor_of
 from .reduction import Fold, add, fold_block, number_of
-from .reduction_loops import Block, Loop, block_slots
+from .reduction_loops import Block, Cut, CutBlock, Loop, block_slots, cut_of
 
 _SOFTMAX = ("LogSoftmax", "Softmax")
 OPERATORS = frozenset([*_SOFTMAX, "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"])
@@ -81,8 +82,11 @@ def _estimate(group: Group, anchor: Op, target: Target) -> Estimate:
     else:
         steps, blocks = rows.length * slots // lanes, elements / max(side * rows.length, 1) * ceil(side / slots)
     settled = _settled(group, anchor, machine).cycles(machine) * (1 if rows.rowwise else slots // lanes)
-    cycles = blocks * (row_cycles(passes, steps, slots, machine, is_across=not rows.rowwise) + settled)
-    is_parallel, first_trip = work >= parallel_work(target.machine), 1.0 / len(passes)
+    cut = None if target.is_gpu else rows.cut
+    combined = part_cycles(cut.parts, slots / lanes, machine) * sum(one.folds for one in passes) if cut else 0.0
+    cycles = blocks * (row_cycles(passes, steps, slots, machine, is_across=not rows.rowwise) + settled + combined)
+    has_tasks = target.is_gpu or blocks > 1 or cut is not None
+    is_parallel, first_trip = has_tasks and work >= parallel_work(target.machine), 1.0 / len(passes)
     return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=is_parallel, streamed_overlap=first_trip), group)
 
 
@@ -94,7 +98,7 @@ def _settled(group: Group, anchor: Op, machine: Machine) -> LoopBody:
 
 
 def build(group: Group, target: Target, emit: EmitRows | None = None) -> BuiltKernel | Refusal:
-    """Takes one normalization, with its epilogue; `emit` writes the loops over the rows, `Rows.emit` if it is left out."""
+    """Takes one normalization, with its epilogue; `emit` writes the loops over the rows, `Rows.emit_in_parts` if left out."""
     anchor = _anchor_of(group)
     if isinstance(anchor, Refusal):
         return anchor
@@ -103,7 +107,7 @@ def build(group: Group, target: Target, emit: EmitRows | None = None) -> BuiltKe
     work, inplace = _work(group, anchor), tuple[tuple[int, str], ...]()
     if operand.elements != 0:
         rows = _rows(group, builder, anchor)
-        (emit or Rows.emit)(rows, work, rows.softmax if anchor.op_type in _SOFTMAX else rows.normalize)
+        (emit or Rows.emit_in_parts)(rows, work, rows.softmax if anchor.op_type in _SOFTMAX else rows.normalize)
         # Exponentials wait in the output, and blocks of neighbouring rows overlap.
         inplace = epilogue_operands(builder, group, anchor) if rows.rowwise and anchor.op_type != "Softmax" else ()
     return finish("normalization", builder, group, flops=work, inplace=inplace)
@@ -136,14 +140,39 @@ class Rows:
         """The type of the statistics."""
         return accumulator_type(self.group.types[self.anchor.inputs[0]].dtype)
 
+    @property
+    def side(self) -> int:
+        """The extent that vectors run along."""
+        return self.length if self.rowwise else self.shape[-1]
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """Lanes, and slots of a block."""
+        return block_slots(self.builder.lanes(self.dtype), self.side, is_row=self.rowwise)
+
+    @property
+    def reduced(self) -> tuple[Loop, ...]:
+        """The loop over the elements of a row."""
+        return (Loop(self.length, prod(self.shape[self.row.stop :])),)
+
+    @property
+    def cut(self) -> Cut | None:
+        """How rows are cut that take turns, as they are few and long; columns never are."""
+        return cut_of(self.reduced, self.slots[1], prod(self.shape[: self.row.start]), True) if self.rowwise else None
+
+    def emit_in_parts(self, work: int, compute: Callable[[Block], None]) -> None:
+        """The same as `emit`, but rows that are few and long take turns, and each is the work of all threads."""
+        cut, extents = self.cut, self.shape[: self.row.start]
+        if cut is None:
+            self.emit(work, compute)
+            return
+        make = partial(CutBlock, cut=cut, work=work // prod(extents))
+        nest(self.builder, extents, lambda index: compute(self._block(index, make)))
+
     def emit(self, work: int, compute: Callable[[Block], None]) -> None:
         """Run `compute(block)` for every row, or for every vector of neighbouring rows."""
-        builder, shape = self.builder, self.shape
-        side = self.length if self.rowwise else shape[-1]
-        lanes, slots = block_slots(builder.lanes(self.dtype), side, is_row=self.rowwise)
-        kept = [d for d in range(len(shape)) if d not in self.row]
-        reduced = (Loop(self.length, prod(shape[self.row.stop :])),)
-        extents = [shape[d] for d in kept]
+        builder, shape, side, slots = self.builder, self.shape, self.side, self.slots[1]
+        extents = [shape[d] for d in range(len(shape)) if d not in self.row]
         overlaps = not self.rowwise and side > slots and (isinstance(side, Size) or side % slots != 0)
         if not self.rowwise:
             extents[-1] = -(-side // slots) - overlaps
@@ -153,20 +182,20 @@ class Rows:
             if overlaps:
                 is_last = index[-1] == extents[-1] - 1
                 with builder.loop(builder.bind(tirx.Cast("int32", is_last) + 1), name="vector") as i:
-                    vector((*index[:-1], builder.bind(index[-1] + i)))
+                    compute(self._block((*index[:-1], builder.bind(index[-1] + i)), Block))
             else:
-                vector(index)
-
-        def vector(index: Index) -> None:
-            if not self.rowwise:
-                index = (*index[:-1], builder.bind(tirx.min(index[-1] * slots, side - slots)))
-            place: list[Expr] = [0] * len(shape)
-            for d, i in zip(kept, index, strict=True):
-                place[d] = i
-            base = builder.bind(row_major(place, shape))
-            compute(Block(builder, slots, lanes, self.rowwise, base, reduced, tuple(place)))
+                compute(self._block(index, Block))
 
         parallel_nest(builder, extents, work, block)
+
+    def _block(self, index: Index, make: Callable[..., Block]) -> Block:
+        """The row of an index of the other dimensions, or the vector of neighbouring ones."""
+        builder, (lanes, slots) = self.builder, self.slots
+        if not self.rowwise:
+            index = (*index[:-1], builder.bind(tirx.min(index[-1] * slots, self.side - slots)))
+        place = (*index[: self.row.start], *[0] * len(self.row), *index[self.row.start :])
+        base = builder.bind(row_major(place, self.shape))
+        return make(builder, slots, lanes, self.rowwise, base, self.reduced, place)
 
     def softmax(self, block: Block) -> None:
         """exp(x - max) / sum, or its logarithm; exponentials are kept in the output, or in scratch if its type is smaller."""

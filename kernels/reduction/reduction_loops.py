@@ -198,6 +198,20 @@ class CutBlock(Block):
             first = builder.bind(part * slots)
             self.each_slot(lambda slot: builder.store(total, slot, combine(total[slot], partial[first + slot])))
 
+    def each_of_row(self, extents: Sequence[int], body: Callable[[Index, Expr], None]) -> None:
+        """The same on all threads: runs of the last dimension, which may be all of it."""
+        builder, last = self.builder, extents[-1]
+        runs = ceil(self.cut.parts / prod(extents[:-1]))
+        run = ceil(ceil(last / runs) / self.slots) * self.slots
+
+        def along(index: Index) -> None:
+            first = builder.bind(index[-1] * run)
+            base = builder.bind(self.base + row_major(index[:-1], extents[:-1]) * last + first)
+            count = run if last % run == 0 else builder.bind(tirx.min(last - first, run))
+            builder.dynamic_vector_loop(0, count, self.lanes, lambda i: body((*index[:-1], first + i), base + i))
+
+        parallel_nest(builder, [*extents[:-1], ceil(last / run)], self.work, along)
+
     def _part(self, part: Expr) -> Block:
         """The elements of a part."""
         builder, reduced, cut = self.builder, list(self.reduced), self.cut

@@ -54,7 +54,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         row_form_cycles(form, target),
         work,
         unit="vector",
-        is_parallel=work >= parallel_work(target.machine),
+        is_parallel=hint_of(prod(form.outer)) > 1 and work >= parallel_work(target.machine),
         streamed_overlap=1 / max(form.loops, 1),
     )
     return Candidate(with_bytes(estimate, group), partial(_build, group, form, target, work), stored_runs=form.row[-1:])

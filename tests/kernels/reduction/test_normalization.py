@@ -10,7 +10,7 @@ import onnx
 import prefuse
 import pytest
 
-from ..harness import LEVELS, Case, check_in_turn, operator, with_followers
+from ..harness import LEVELS, Case, build, check, check_in_turn, operator, target_of, with_followers
 
 rng = np.random.default_rng(4)
 UNIT = {"float64": 1e-12, "float32": 3e-6, "float16": 4e-3}
@@ -124,7 +124,14 @@ def channels() -> list[Case]:
     return [*cases, instance(2, 3, 5, 9), instance(1, 4, 33)]
 
 
-ALL = (softmaxes, masked, layers, channels)
+def few() -> list[Case]:
+    """Rows so long that each is the work of all threads."""
+    cases = [softmax((1, 140_003), 1, log=log) for log in (False, True)] + [softmax((2, 301, 901), (1, 2), opset=11)]
+    cases += [layer((1, 3, 50_003), 1, outputs=3), root_mean_square((1, 180_000), 1)]
+    return [*cases, group((1, 6, 41, 701), 1, 21), group((2, 4, 140_001), 2, 21), instance(1, 2, 267_001)]
+
+
+ALL = (softmaxes, masked, layers, channels, few)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -134,7 +141,7 @@ def test_alone(make: Callable[[], list[Case]], level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("make", [softmaxes, layers, channels], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [softmaxes, layers, channels, few], ids=lambda make: make.__name__)
 def test_with_followers(make: Callable[[], list[Case]], level: str) -> None:
     check_in_turn(with_followers(make()), level)
 
@@ -152,3 +159,14 @@ def test_threads_do_not_meet_in_columns(shape: tuple[int, int]) -> None:
     results = [np.array(net(x)) for _ in range(300)]
     np.testing.assert_allclose(results[0], case.expected[0], case.rtol, case.atol)
     assert len({result.tobytes() for result in results}) == 1
+
+
+def test_one_long_row_is_work_for_threads_and_the_same_for_any_number() -> None:
+    """What is added up together depends on sizes alone."""
+    case = group((1, 6, 41, 701), 1, 21)
+    assert str(build(case, target_of("avx2")).function).count("T.parallel") == 3  # mean, variance, result
+    results = []
+    for threads in (1, 5):
+        check([case], target_of("avx2", threads))
+        results.append(case.got[0].tobytes())
+    assert results[0] == results[1]

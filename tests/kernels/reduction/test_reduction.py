@@ -10,7 +10,7 @@ import onnx_ir as ir
 import prefuse
 import pytest
 
-from ..harness import LEVELS, Case, build, check_in_turn, followed, operator, target_of
+from ..harness import LEVELS, Case, build, check_in_turn, followed, operator, run, target_of
 
 rng = np.random.default_rng(2)
 FLOAT = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
@@ -155,15 +155,14 @@ def test_many_elements_of_few_results_are_added_up_in_parts(level: str) -> None:
 @pytest.mark.parametrize(("shape", "axes"), [MANY[0], MANY[1], MANY[3]])
 def test_parts_are_work_for_threads_and_one_kernel_for_any_number(shape: tuple[int, ...], axes: tuple[int, ...] | None) -> None:
     """What is added up together depends on sizes alone, so that the sum does not depend on the threads."""
-    x = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
-    group = operator("ReduceSum", x, None if axes is None else np.array(axes)).group
-    assert "parallel" in str(build(Case(group, {}, []), target_of("avx2")).function)
-    net = "ReduceSum(x)" if axes is None else "ReduceSum(x, axes)"
-    text = f"""<ir_version: 10, opset_import: ["": 21]> main (float{list(shape)} x) => (float{list(group.types["y0"].shape)} y)
-        <int64[{len(axes or ())}] axes = {{{str(list(axes or ()))[1:-1]}}}> {{ y = {net} }}"""
-    one, five = (prefuse.compile(ir.from_onnx_text(text), cache=False, threads=threads)(x) for threads in (1, 5))
-    assert np.asarray(one).tobytes() == np.asarray(five).tobytes()
-    np.testing.assert_allclose(one, x.sum(axes, np.float64, keepdims=True), rtol=0, atol=1e-3)
+    case = reduction("Sum", shape, axes)
+    assert "T.parallel" in str(build(case, target_of("avx2")).function)
+    results = []
+    for threads in (1, 5):
+        run([case], target_of("avx2", threads))
+        np.testing.assert_allclose(case.got[0], case.expected[0], rtol=0, atol=1e-3)
+        results.append(case.got[0].tobytes())
+    assert results[0] == results[1]
 
 
 def test_a_long_sum_of_one_column_keeps_its_digits() -> None:
