@@ -24,7 +24,7 @@ from ...runtime.target import Target
 from ..codegen.builder import Expr, KernelBuilder
 from ..codegen.work_stealing import Shares, share
 from ..cost.amx import tile_product_cycles, vector_product_cycles
-from ..cost.operations import operations_of
+from ..cost.product import heads_of_task
 from ..formats.format import BF16X1, Format, Storage, format_for, plain
 from ..groups.group import Group
 from ..microkernels.amx_packing import LINES, TERM_ELEMENTS
@@ -42,9 +42,9 @@ from ..microkernels.packed_gemm import (
 from ..microkernels.packed_gemm_amx import AmxPanels, TileScratch, panel_words
 from ..microkernels.register_tile import Tile
 from ..template.contract import BuiltKernel, Candidate, Refusal
-from ..template.kernel import finish, machine_of, new_builder, pointwise_cost
+from ..template.kernel import finish, machine_of, new_builder
 from ..template.loops import bound_unravel
-from .estimate import attention_estimate
+from .estimate import attention_estimate, attention_flops, attention_work
 from .few_queries import FewQueries, Operands, operands_of
 from .mask import may_hide_keys, share_seen
 from .online_softmax import Rows, finish_rows, odd_lines, running_softmax, start_rows
@@ -128,9 +128,15 @@ class _Kernel:
 
     @cached_property
     def shared(self) -> int:
-        """Neighbouring heads with the same K and V (grouped-query attention) whose few queries become rows of one product."""
-        most = ROWS if self.operands is not None else _FEW_ROWS
-        return self.elements.shared_heads(most // self.form.queries) if self.is_few else 1
+        """Neighbouring heads with the same K and V (grouped-query attention) whose few queries become rows of one product.
+
+        By vectors fewer, where these would leave threads without tasks. By AMX a row more takes nothing.
+        """
+        tiled, queries = self.operands is not None, self.form.queries
+        most = self.elements.shared_heads((ROWS if tiled else _FEW_ROWS) // queries) if self.is_few else 1
+        if tiled or most == 1:
+            return most
+        return heads_of_task(most, prod(self.form.batch), queries, self.builder.threads_for(attention_work(self.form)))
 
     @cached_property
     def operands(self) -> Operands | None:
@@ -253,17 +259,11 @@ class _Kernel:
         most = _MASKED_ROWS if self.hides_keys else _BLOCK_ROWS
         return rows * max(min(most, hint_of(self.form.queries)) // rows, 1)
 
-    @property
-    def flops(self) -> int:
-        form = self.form
-        return 2 * prod(form.batch) * form.queries * form.keys * (form.depth + form.width)
-
     def build(self) -> BuiltKernel:
         form, builder = self.form, self.builder
         groups = (*form.batch[:-1], form.batch[-1] // self.shared) if form.batch else ()
         heads, blocks = prod(groups), ceil(form.queries / self.block_rows)
-        cost = pointwise_cost(form.group) + operations_of("Softmax")
-        work = self.flops // 16 + heads * form.queries * form.keys * cost
+        work = attention_work(form)
         threads = builder.threads_for(work)
         with estimate():  # of runs that a call has no blocks for, nothing comes
             least = ceil(form.queries / _RUNNING_ROWS) if self.is_running else 1
@@ -286,7 +286,7 @@ class _Kernel:
                         self._rows(head, builder.bind(first), builder.bind(last - first))
             if self.unit is not None:
                 self.unit.release()
-        return finish("attention", builder, form.group, flops=self.flops)
+        return finish("attention", builder, form.group, flops=attention_flops(form))
 
     def _scratch(self, thread: Expr, threads: int, rows: int) -> Places:
         """The scratch of a thread that computes up to `rows` rows in a run."""

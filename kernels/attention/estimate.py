@@ -7,12 +7,24 @@ from math import prod
 from ...runtime.symbolic.sizes import estimating
 from ...runtime.target import Target
 from ..cost.estimate import Estimate, with_bytes
+from ..cost.memory import WORK_PER_OPERATION
 from ..cost.operations import operations_of
 from ..cost.pointwise import pointwise_body
 from ..cost.product import attention_cycles, attention_in_place_cycles, tiled_attention_cycles
 from ..formats.format import Format
-from ..template.kernel import machine_of
+from ..template.kernel import machine_of, pointwise_cost
 from .pattern import Attention
+
+
+def attention_flops(form: Attention) -> int:
+    """Of both products."""
+    return 2 * prod(form.batch) * form.queries * form.keys * (form.depth + form.width)
+
+
+def attention_work(form: Attention) -> int:
+    """Scalar operations that threads share."""
+    cost = pointwise_cost(form.group) + operations_of("Softmax")
+    return attention_flops(form) // WORK_PER_OPERATION + prod(form.batch) * form.queries * form.keys * cost
 
 
 @estimating

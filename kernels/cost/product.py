@@ -20,6 +20,7 @@ _SCORE_CYCLES = 0.6  # of a vector operation on scores
 _TRANSPOSED_CYCLES = 2.0  # of a word of K that is packed
 _ROUGH_POWER = 13.0  # instructions of an exponential whose error is that of bfloat16
 _IN_PLACE_CYCLES = 5.0, 0.1  # of a key by tiles: its scores are transposed; of a number of it or its value
+_READ_ROWS = 3  # rows whose products with a key and its value, by vectors, take as long as reading these, about
 _BLOCK_SHARE = 0.5  # of L2 for a block of result rows, which the row part reads from there
 _MIN_BLOCK_ROWS = 32  # rows a thread from which on FMAs with a vector of weights take longer than loading it
 
@@ -134,6 +135,16 @@ def attention_in_place_cycles(
     queries, keys, depth, width = size
     products = keys * (_IN_PLACE_CYCLES[0] + _IN_PLACE_CYCLES[1] * (depth + width))
     return batch * (products / shared + queries * _softmax_cycles(keys, machine, among, is_rough=True))
+
+
+def heads_of_task(most: int, heads: int, queries: int, threads: int) -> int:
+    """How many of `most` neighbouring heads that share K and V, a divisor, one task takes, so that the last thread ends first:
+    each task reads all of K and V, which takes as long as the products of some rows."""
+
+    def rows(count: int) -> int:
+        return ceil(heads // count / threads) * (_READ_ROWS + count * queries)
+
+    return min((count for count in range(most, 0, -1) if most % count == 0), key=rows)
 
 
 def _softmax_cycles(keys: int, machine: Machine, among: LoopBody, *, is_rough: bool) -> float:

@@ -193,6 +193,25 @@ def test_heads_that_share_keys(case: Case, most: int, shared: int) -> None:
     assert Elements(form, new_builder(target_of("avx2"))).shared_heads(most) == shared
 
 
+@pytest.mark.parametrize(("threads", "shared"), [(1, 8), (2, 4), (4, 2), (8, 1), (64, 1)])
+def test_few_heads_that_share_keys_are_tasks_for_all_threads(threads: int, shared: int) -> None:
+    """Eight heads on one head of keys, one query: one task was one thread's, however many there are."""
+    tape = Tape()
+    q, k, v = (tape.input(shape) for shape in ((1, 8, 1, 64), (1, 1, 64, 1024), (1, 1024, 64)))
+    group = tape.case(tape.binary("MatMul", tape.softmax(tape.binary("MatMul", q, k)), v), "one head of keys").group
+    form, target = attention_of(group), target_of("avx2", threads)
+    assert isinstance(form, Attention)
+    assert attention._Kernel(form, new_builder(target), target).shared == shared
+
+
+def test_threads_take_fewer_heads_that_share_keys() -> None:
+    """Six heads on one of keys, for two threads three at once, and for six one each."""
+    cases = [shared_keys(1), shared_keys(1)]
+    for case, threads in zip(cases, (2, 6), strict=True):
+        check([case], target_of("avx2", threads))
+    assert cases[0].got[0].tobytes() == cases[1].got[0].tobytes()
+
+
 def test_only_a_block_of_scores_is_ever_in_memory() -> None:
     built = emitted(attention.plan, attend((1, 1, 2000, 100, 16, 16)).group, target_of("avx2", 1))
     assert isinstance(built, BuiltKernel)

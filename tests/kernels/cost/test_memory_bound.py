@@ -166,7 +166,6 @@ def test_a_cache_of_a_measured_size_has_no_more_sets_than_lines() -> None:
 )
 def test_reductions_are_parallel_where_there_are_tasks(name: str, shape: tuple[int, int], axis: int, is_parallel: bool) -> None:
     """One result of a sum is computed in parts, of a search by one thread."""
-    axes = {"axis": axis} if name == "ArgMax" else {}
-    operands = [np.ones(shape, np.float32), *([] if axes else [np.array([axis])])]
-    group = operator(name, *operands, **axes).group
+    x = np.ones(shape, np.float32)
+    group = (operator(name, x, axis=axis) if name == "ArgMax" else operator(name, x, np.array([axis]))).group
     assert candidates(group, TARGET)[0][0][1].estimate.is_parallel == is_parallel
