@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,7 +75,7 @@ def _adaptive_maximum(axes: int) -> Translation:
 
         parts, lead = list(output_size) * (axes // len(output_size)), len(self.shape) - axes
         if set(parts) == {1}:  # of all elements, whose number a call may decide
-            flat = op.Reshape(self, [0] * lead + [-1])
+            flat = _flat(self, lead)
             shape = [0] * lead + [1] * axes
             return op.Reshape(op.ReduceMax(flat, [-1]), shape), op.Reshape(op.ArgMax(flat, axis=-1), shape)
         boxes, places = _boxes(self, parts, lead)
@@ -83,6 +84,16 @@ def _adaptive_maximum(axes: int) -> Translation:
         return op.ReduceMax(boxes, [-1], keepdims=0), op.Squeeze(op.GatherElements(spread, first, axis=-1), [-1])
 
     return translated
+
+
+def _flat(self: Any, lead: int) -> Any:
+    """The tensor with all axes from `lead` on in one, of a number of elements where that is known: of an empty batch ONNX
+    finds none itself."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    sizes = self.shape[lead:]
+    count = math.prod(sizes) if all(isinstance(size, int) for size in sizes) else -1
+    return op.Reshape(self, [0] * lead + [count])
 
 
 def _boxes(self: Any, parts: Sequence[int], lead: int) -> tuple[Any, Any]:
@@ -104,8 +115,7 @@ def _boxes(self: Any, parts: Sequence[int], lead: int) -> tuple[Any, Any]:
         shape[axis], shape[len(sizes) + axis] = count, widest
         places = places * size + along.reshape(shape)
     places = places.reshape(*parts, -1)
-    flat = op.Reshape(self, [0] * lead + [-1])
-    return op.Gather(flat, op.Constant(value=ir.tensor(places)), axis=lead), op.Constant(value=ir.tensor(places))
+    return op.Gather(_flat(self, lead), op.Constant(value=ir.tensor(places)), axis=lead), op.Constant(value=ir.tensor(places))
 
 
 def _convolve_volume(

@@ -79,12 +79,14 @@ def _power(self: Any, exponent: Any) -> Any:
 
 
 def _power_of_number(self: Any, exponent: int | float) -> Any:
-    """Of a Python number: a fraction makes a result of integers float32, torch's default type."""
+    """Of a Python number: a fraction makes a result of integers float32, torch's default type, and truths are integers."""
     import onnx_ir as ir
     from onnxscript.onnx_opset import opset18 as op
 
     if isinstance(exponent, float) and not self.dtype.is_floating_point():
         return op.Pow(op.Cast(self, to=ir.DataType.FLOAT), op.Constant(value=ir.tensor(exponent, ir.DataType.FLOAT)))
+    if self.dtype == ir.DataType.BOOL:
+        return op.Pow(op.Cast(self, to=ir.DataType.INT64), op.Constant(value=ir.tensor(exponent, ir.DataType.INT64)))
     return _power(self, op.Constant(value=ir.tensor(exponent, self.dtype)))
 
 

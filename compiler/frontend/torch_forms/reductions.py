@@ -25,6 +25,7 @@ def reductions() -> dict[Callable[..., Any], Callable[..., Any]]:
         aten.argmin.default: _place("ArgMin"),
         aten.linalg_vector_norm.default: _norm,
         aten.mean.dim: _mean,
+        aten.sort.default: lambda self, dim=-1, descending=False: _sorted(self, dim=dim, descending=descending),
         aten.sort.stable: _sorted,
         aten.cummax.default: _running(">="),
         aten.cummin.default: _running("<="),

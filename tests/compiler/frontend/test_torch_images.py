@@ -98,3 +98,7 @@ def test_sizes_are_counted_in_double_precision(mode: str) -> None:
 
     images = [torch.arange(2.0 * size).reshape(1, 2, size) for size in (5, 25, 25)]
     check(resampled, *images, tolerance=1.0 if mode == "nearest" else 1e-3)  # which of two neighbours is nearest may differ
+
+
+def test_greatest_elements_of_an_empty_batch() -> None:
+    check(lambda x: (functional.adaptive_max_pool2d(x, (2, 3)), functional.adaptive_max_pool2d(x, 1)), torch.randn(0, 2, 5, 5))

@@ -41,6 +41,7 @@ def test_powers_of_integers_wrap_around(dtype: torch.dtype) -> None:
 def test_truths_are_numbers_in_powers() -> None:
     x, y = torch.arange(4), torch.tensor([True, False, True, False])
     check(lambda x, y: (x**y, 2 ** y.long(), y.float() ** x, 3**y, 2.5**y, 2.5**x, 1.5 ** x.double()), x, y)
+    check(lambda y: y**2, y)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64])

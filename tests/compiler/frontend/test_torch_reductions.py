@@ -194,7 +194,10 @@ def test_places_of_all_keep_as_many_axes() -> None:
 
 def test_sorts_of_truths() -> None:
     x = torch.rand(3, 9) > 0.5
-    check(lambda x: (*torch.sort(x, stable=True), *torch.sort(x, dim=0, descending=True, stable=True)), x)
+    check(
+        lambda x: (*torch.sort(x, stable=True), *torch.sort(x, dim=0, descending=True, stable=True), *torch.sort(x, -1, True)), x
+    )
+    check(lambda x: (torch.sort(x).values, *torch.sort(x.int(), 0)), x[:2])
 
 
 def test_numbers_that_are_not_come_behind_infinity() -> None:
