@@ -13,7 +13,7 @@ import ctypes
 import threading
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 from weakref import ref
@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .compiler.api import compile_model
 from .compiler.frontend.autocast import autocast_types
-from .compiler.frontend.dynamo_graphs import Form, form_of, without_grad_modes
+from .compiler.frontend.dynamo_graphs import Form, form_of, with_numbers, without_grad_modes
 from .compiler.programs.options import EXTRA_OPTIONS, MIXED_OPTIONS, check_names
 from .runtime.errors import CompileError, DeviceError, InputError, MemoryLimitError, OptionError
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Whether gradients are on, whether inference mode is, whether an argument needs gradients, and what autocast computes in.
 _Mode = tuple[bool, bool, bool, tuple[str, ...]]
-_Key = tuple[_Mode, tuple[int, ...], tuple[object, ...]]  # of a program: weights by their identity, and numbers
+_Key = tuple[_Mode, tuple[int, ...], tuple[str, ...]]  # of a program: weights by their identity, and numbers
 _NAMED = ("target", "precision", "calibration", "name", "cache", "progress")
 _OPTIONS = (*_NAMED, *MIXED_OPTIONS, *(name for name in EXTRA_OPTIONS if name != "dims"))  # Dynamo decides which sizes vary
 _MOST_PROGRAMS = 64  # of one graph, for the weights of several modules of one class
@@ -71,13 +71,14 @@ class DynamoGraph:
     def __init__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[object], options: Mapping[str, Any]) -> None:
         _count_fused_steps()
         self._graph, self._options = graph, dict(options)
-        self._traced = without_grad_modes(graph)
+        self._plain, self._read = with_numbers(graph)
+        self._traced = without_grad_modes(self._plain)
         self._are_constant = [_is_constant(value) for value in example_inputs]
         if any(isinstance(value, torch.Tensor) and value.is_cuda for value in example_inputs):
             self._options.setdefault("target", "cuda")
         _compile(torch.nn.Identity(), self._options)  # nothing is compiled yet: it raises for an option that is wrong
         self._forms: dict[_Mode, Form] = {}
-        self._refused: set[_Mode] = set()  # where torch runs the graph
+        self._refused: set[_Mode] = set()  # where torch runs the graph, but for calls that have a program
         self._programs: OrderedDict[_Key, _Program] = OrderedDict()  # the one used last at the end
         self._replaced: Counter[int] = Counter()  # how often weights of these places were gone when others came
         self._arguments: set[int] = set()  # the places of those that are no constants any more
@@ -85,7 +86,7 @@ class DynamoGraph:
 
     def __call__(self, *args: object) -> Sequence[object]:
         mode = self._mode(args)
-        if mode not in self._refused:
+        if mode not in self._refused or self._has_program(args, mode):
             try:
                 return self._run(args, mode)
             except (OptionError, DeviceError, MemoryLimitError, MemoryError):  # not of the graph
@@ -98,16 +99,31 @@ class DynamoGraph:
     def _mode(self, args: Sequence[object]) -> _Mode:
         """What decides whether results need gradients, and their types."""
         is_on = torch.is_grad_enabled()
-        needs = (is_on or self._traced is not self._graph) and any(
+        needs = (is_on or self._traced is not self._plain) and any(
             isinstance(value, torch.Tensor) and value.requires_grad for value in args
         )
         return is_on, torch.is_inference_mode_enabled(), needs, autocast_types()
 
-    def _run(self, args: Sequence[object], mode: _Mode) -> Sequence[object]:
+    def _has_program(self, args: Sequence[object], mode: _Mode) -> bool:
+        """Whether a program that has been made before can be called with these arguments."""
+        args = self._with_numbers(args)
+        with self._lock:
+            form = self._forms.get(mode)
+            program = None if form is None else self._programs.get(_key(form, mode, args))
+            return form is not None and program is not None and not program.stale(args) and program.takes(args, form)
+
+    def _with_numbers(self, args: Sequence[object]) -> Sequence[object]:
+        """The arguments of the graph that is traced."""
+        if not self._read:
+            return args
+        return [cast("torch.Tensor", one).item() if place in self._read else one for place, one in enumerate(args)]
+
+    def _run(self, given: Sequence[object], mode: _Mode) -> Sequence[object]:
+        args = self._with_numbers(given)
         with self._lock:
             form = self._forms.get(mode) or self._new_form(args, mode)
         if form.changed and form.is_overlapping(args):
-            return cast("Sequence[object]", self._graph(*args))
+            return cast("Sequence[object]", self._graph(*given))
         with self._lock:
             form, program = self._program(mode, args)
         with torch.no_grad():
@@ -119,14 +135,15 @@ class DynamoGraph:
         return returned
 
     def _new_form(self, args: Sequence[object], mode: _Mode) -> Form:
-        constants = [place for place, one in enumerate(args) if self._are_constant[place] and not _is_uncounted(one)]
-        self._forms[mode] = form_of(self._graph, args, [place for place in constants if place not in self._arguments])
+        places = [place for place, is_constant in enumerate(self._are_constant) if is_constant and not _is_uncounted(args[place])]
+        constants = [place for place in places if place not in self._arguments and place not in self._read]
+        self._forms[mode] = form_of(self._plain, args, constants, may_draw=bool(self._options.get("random")))
         return self._forms[mode]
 
     def _program(self, mode: _Mode, args: Sequence[object]) -> tuple[Form, _Program]:
         """The program for these weights and numbers, made where there is none, and the form that it has."""
         form = self._forms[mode]
-        key = mode, tuple(id(args[place]) for place in form.weights), tuple(args[place] for place in form.numbers)
+        key = _key(form, mode, args)
         program = self._programs.get(key)
         stale = program.stale(args) if program is not None else set[int]()
         if program is not None and not stale:
@@ -178,6 +195,7 @@ class _Program:
         self._weights = [(place, ref(one), one.data_ptr(), one._version) for place, one in weights]
         self._samples = [(place, *sample) for place, one in weights if (sample := _sample(one)) is not None]
         self._model = _compile(_Module(graph, form, args), options)
+        self._has_run: set[tuple[object, ...]] = set()  # sizes
 
     def stale(self, args: Sequence[object]) -> set[int]:
         """The places of weights that are others than the program's, or no longer as they were."""
@@ -192,9 +210,15 @@ class _Program:
         """The places of weights that are no more."""
         return {place for place, weight, _, _ in self._weights if weight() is None}
 
+    def takes(self, args: Sequence[object], form: Form) -> bool:
+        """Whether it has run with tensors of these sizes."""
+        return _sizes(args[place] for place in form.tensors) in self._has_run
+
     def run(self, tensors: Sequence[object]) -> Sequence[torch.Tensor]:
         """Raises CompileError where prefuse cannot take the graph."""
-        return cast("Sequence[torch.Tensor]", self._model(*tensors))
+        results = cast("Sequence[torch.Tensor]", self._model(*tensors))
+        self._has_run.add(_sizes(tensors))
+        return results
 
 
 class _Module(torch.nn.Module):
@@ -218,6 +242,11 @@ class _Module(torch.nn.Module):
         return [*(results[place] for place in form.computed), *(given[place] for place in form.changed)]
 
 
+def _key(form: Form, mode: _Mode, args: Sequence[object]) -> _Key:
+    """Of numbers by their text, which tells 0.0 from -0.0, and of NaNs makes one."""
+    return mode, tuple(id(args[place]) for place in form.weights), tuple(repr(args[place]) for place in form.numbers)
+
+
 def _compile(module: torch.nn.Module, options: Mapping[str, Any]) -> SpecializedModel:
     """As `prefuse.compile` does with these keywords."""
     named = {name: value for name, value in options.items() if name in _NAMED}
@@ -232,6 +261,10 @@ def _is_constant(value: object) -> bool:
 
 def _tensors(args: Sequence[object], places: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
     return [(place, cast("torch.Tensor", args[place])) for place in places]
+
+
+def _sizes(tensors: Iterable[object]) -> tuple[object, ...]:
+    return tuple(cast("torch.Tensor", one).shape for one in tensors)
 
 
 def _is_uncounted(value: object) -> bool:

@@ -64,8 +64,10 @@ class Form:
         return [laid_out[one.result] if one.argument is None else args[one.argument] for one in self.results]
 
 
-def form_of(graph: torch.fx.GraphModule, args: Sequence[object], constants: Collection[int]) -> Form:
+def form_of(graph: torch.fx.GraphModule, args: Sequence[object], constants: Collection[int], *, may_draw: bool = False) -> Form:
     """What arguments, those with these places as constants, and results of a graph are, by a run that computes nothing.
+
+    `may_draw`: it may draw random numbers.
 
     Raises:
         InputError: torch is to run the graph.
@@ -80,7 +82,7 @@ def form_of(graph: torch.fx.GraphModule, args: Sequence[object], constants: Coll
     )
     if any(isinstance(one, torch.Tensor) and one.requires_grad for one in _made(given, results, changed)):
         raise InputError("graph", NEED_GRADIENTS)
-    if watch.random:
+    if watch.random and not may_draw:
         raise InputError("graph", f"{watch.random} draws random numbers")
     weights = tuple(place for place in constants if place not in changed)
     tensors = tuple(place for place, one in enumerate(given) if isinstance(one, torch.Tensor) and place not in weights)
@@ -99,6 +101,29 @@ def form_of(graph: torch.fx.GraphModule, args: Sequence[object], constants: Coll
         computed=tuple(computed),
         devices=tuple(cast("torch.Tensor", results[place]).device for place in computed),
     )
+
+
+def with_numbers(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, frozenset[int]]:
+    """The graph with numbers for the arguments of which it reads nothing but the number in them, and their places.
+
+    Dynamo gives a float that has had another value as a tensor without dimensions, and has the graph read it by item().
+    """
+    placed = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    places = frozenset(place for place, node in enumerate(placed) if node.users and all(map(_reads_number, node.users)))
+    if not places:
+        return graph, places
+    copied = torch.fx.Graph()
+    copied.output(copied.graph_copy(graph.graph, {}))
+    given = [node for node in copied.nodes if node.op == "placeholder"]
+    for place in places:
+        for node in list(given[place].users):
+            node.replace_all_uses_with(given[place])
+            copied.erase_node(node)
+    return torch.fx.GraphModule(graph, copied), places
+
+
+def _reads_number(node: torch.fx.Node) -> bool:
+    return node.op == "call_method" and node.target == "item"
 
 
 def without_grad_modes(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:

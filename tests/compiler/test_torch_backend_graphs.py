@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -285,6 +286,44 @@ def test_numbers_that_differ_at_every_call() -> None:
         assert fast(torch.ones(2), value)[0].tolist() == [value] * 2  # type: ignore[attr-defined]
     with pytest.warns(RuntimeWarning, match="a number in it has had 8 values"):
         assert fast(torch.ones(2), 99)[0].tolist() == [99, 99]  # type: ignore[attr-defined]
+    assert isinstance(fast, DynamoGraph)
+    fast._graph = Mock(side_effect=AssertionError)  # torch's
+    assert fast(torch.ones(2), 3)[0].tolist() == [3, 3]  # type: ignore[attr-defined]
+
+
+def test_floats_are_numbers() -> None:
+    """From the second value on Dynamo gives them as tensors, of which the graph reads the number."""
+    made: list[DynamoGraph] = []
+
+    def kept(graph: torch.fx.GraphModule, inputs: list[object]) -> Callable[..., object]:
+        made.append(DynamoGraph(graph, inputs, {}))
+        return made[-1]
+
+    scaled = torch.compile(lambda x, s: x * (s + 1), backend=kept)
+    for value in (0.5, 0.25, -1.0, 3.0, 0.25):
+        assert scaled(torch.ones(2), value).tolist() == [value + 1] * 2
+    signed = torch.compile(lambda x, s: x * s, backend=kept)
+    for value in (1.0, 0.0, -0.0, math.nan, math.nan):
+        assert repr(signed(torch.ones(1), value).tolist()) == repr([value])
+    assert sum(len(graph._programs) for graph in made) == 4 + 4
+
+
+def test_a_size_that_torch_is_to_run_leaves_the_others_theirs() -> None:
+    graph, args = traced(lambda x: torch.linalg.inv(x) * 2, torch.eye(3))
+    fast = DynamoGraph(graph, args, {})
+    fast(torch.eye(3))
+    with pytest.warns(RuntimeWarning, match="torch runs a graph that prefuse does not"):
+        fast(torch.eye(65))
+    fast(torch.eye(66))
+    fast._graph = Mock(side_effect=AssertionError)  # torch's
+    assert torch.equal(fast(torch.eye(3))[0], 2 * torch.eye(3))  # type: ignore[arg-type]
+
+
+def test_a_graph_that_may_draw() -> None:
+    fast = torch.compile(lambda x: x + torch.rand(3), backend=compile_graph, options={"random": True})
+    found = [fast(torch.zeros(3)) for _ in range(2)]
+    assert all(((one >= 0) & (one < 1)).all() for one in found)
+    assert not torch.equal(*found)
 
 
 def test_weights_of_inference_mode() -> None:
