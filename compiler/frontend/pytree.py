@@ -161,6 +161,13 @@ def _is_plain_object(value: object) -> bool:
     return kind.__new__ is object.__new__ and not has_slots
 
 
+def without_constants(structure: Structure) -> Structure:
+    """What structures have in common that differ in values of constants only."""
+    if isinstance(structure, Container):
+        return dataclasses.replace(structure, children=tuple(map(without_constants, structure.children)))
+    return Constant(None, "") if isinstance(structure, Constant) else structure
+
+
 def unflatten(structure: Structure, leaves: Sequence[object]) -> object:
     """Put a value together again from its structure and as many tensors as it has leaves."""
     return unflattener(structure)(leaves)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import count
@@ -16,7 +17,7 @@ from ...runtime.errors import CompileError, InputError, UnsupportedModelError
 from ...runtime.interchange import as_array, misplaced, number_array
 from ...runtime.signature import in_order, unpacked
 from ..frontend.autocast import autocast_types
-from ..frontend.pytree import LEAF, Structure, Tensor, flatten, from_json, is_tensor, to_json
+from ..frontend.pytree import LEAF, Structure, Tensor, flatten, from_json, is_tensor, to_json, without_constants
 from .builder import Builder, BuildStages
 from .digest import model_digest
 from .memory_digest import looking, trusting
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..frontend.torch_sizes import ProgramRules
 
-MANY_PROGRAMS = 8  # of one graph for the values or the shapes of runs, before a warning
+MANY_PROGRAMS = 8  # of one graph or module for values, or the shapes of runs, before a warning
 _OTHER: TensorKey = ((), "")  # the key of an input that is no tensor of numbers
 
 
@@ -48,6 +49,9 @@ class ModuleSource:
         self._parameters = inspect.signature(module.forward)
         self._families: dict[object, ModuleFamily] = {}
         self._lock = threading.Lock()  # of the families, while one of them is exported
+        self._structures: defaultdict[Structure, set[Structure]] = defaultdict(
+            set
+        )  # compiled for, by themselves without constants
 
     @property
     def name(self) -> str:
@@ -66,11 +70,23 @@ class ModuleSource:
         return Call(structure, tuple(map(_tensor_key, tensors)), tensors, autocast=autocast_types())
 
     def compile(self, call: Call) -> Specialization:
+        self._count_values(call.structure)
         with self._builder.reporting():
             with looking() as looked_at:
                 fingerprint = module_fingerprint(self._module)
             with trusting(looked_at & places_of_weights(self._module) if looked_at else looked_at):
                 return self._compile(call, fingerprint)
+
+    def _count_values(self, structure: Structure) -> None:
+        """Warn where a module is compiled for many values of its inputs that are no tensors."""
+        known = self._structures[without_constants(structure)]
+        if structure not in known:
+            known.add(structure)
+            if len(known) == MANY_PROGRAMS:
+                what = f"{self.name} is compiled for the {MANY_PROGRAMS}th values of inputs that are no tensors"
+                warnings.warn(
+                    f"{what}: each new one costs a compilation; give numbers as tensors (torch.tensor(t))", stacklevel=2
+                )
 
     def _compile(self, call: Call, fingerprint: str | None) -> Specialization:
         key = self._key(call, fingerprint)

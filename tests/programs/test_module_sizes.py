@@ -11,6 +11,7 @@ import prefuse
 import pytest
 import torch
 from prefuse.compiler.frontend import torch_export
+from prefuse.compiler.programs import sources
 from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.runtime.errors import CompileError, OptionError, UnsupportedModelError
 from torch import Tensor, nn
@@ -269,6 +270,21 @@ def test_a_module_that_has_changed_is_exported_anew(
     change(module)
     check(net, module, batch(2, 10))
     assert exports == [False, True, True, False]
+
+
+class Times(nn.Module):
+    def forward(self, x: Tensor, factor: float, *, by: dict[str, float]) -> Tensor:
+        return x * factor + by["more"]
+
+
+def test_many_values_of_numbers_come_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MANY_PROGRAMS", 2)
+    net, x = prefuse.compile(Times(), cache=False), torch.ones(3)
+    net(x, 2.0, by={"more": 1.0})
+    net(x, 2.0, by={"more": 1.0})
+    net(torch.ones(4), 2.0, by={"more": 1.0})
+    with pytest.warns(UserWarning, match="Times is compiled for the 2th values of inputs that are no tensors"):
+        net(x, 2.0, by={"more": 3.0})
 
 
 class Counter(nn.Module):
