@@ -22,6 +22,7 @@ _REFUSED = {
     "ai.onnx.ml.ZipMap": "maps are no tensors; export the model without it",
     "ai.onnx.preview.training.Gradient": "export the gradient's own operators: only the exporter knows what it differentiates",
 }
+_SIX_BITS = (ir.DataType.FLOAT6E2M3, ir.DataType.FLOAT6E3M2)
 _TYPES = (ir.TensorType, ir.SequenceType, ir.OptionalType)
 
 
@@ -75,6 +76,8 @@ def _unsupported_nodes(model: ir.Model) -> Iterator[Unsupported]:
         elif name == "ConvTranspose" and _has_two_sizes(node):
             reason = "ONNX's text and its shape inference differ in the size that output_padding gives with auto_pad; give pads"
             yield Unsupported(source_of(node), name, reason)
+        elif name == "OptionalGetElement" and node.inputs[0] is not None and node.inputs[0].dtype in _SIX_BITS:
+            yield Unsupported(source_of(node), name, "numbers of 6 bits, which ONNX's Identity, and so nothing here, hands on")
         elif schema.deprecated and name != "GroupNormalization":  # whose text in the opset that withdraws it can be followed
             yield Unsupported(source_of(node), name, f"withdrawn in ONNX opset {schema.since_version}")
 

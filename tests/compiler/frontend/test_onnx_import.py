@@ -304,6 +304,15 @@ def test_sparse_tensors_are_unsupported() -> None:
         import_model(model)
 
 
+def test_numbers_of_six_bits_are_not_handed_on() -> None:
+    text = '<ir_version: 13, opset_import: ["": 28]> g (float[4] x) => (float[4] y) {y = OptionalGetElement(x)}'
+    model = parser.parse_model(text)
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT6E2M3
+    with pytest.raises(UnsupportedModelError, match="OptionalGetElement: numbers of 6 bits"):
+        import_model(model)
+
+
 @pytest.mark.parametrize(("attributes", "is_taken"), [("", False), (", output_shape=[5]", True), (", strides=[3]", False)])
 def test_a_transposed_convolution_of_two_sizes_is_refused(attributes: str, is_taken: bool) -> None:
     """By ONNX's text the result has as many elements as the input, times the stride; by its shape inference one more."""
