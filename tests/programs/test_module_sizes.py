@@ -151,7 +151,8 @@ def test_sizes_among_results_are_those_of_the_call(exports: list[bool]) -> None:
     net = prefuse.compile(Measured(), cache=False)
     assert isinstance(net, SpecializedModel)
     for rows in (4, 6, 4):
-        _, size, is_long, cache = net(torch.ones(rows, 2))  # type: ignore[misc]
+        found: Any = net(torch.ones(rows, 2))
+        _, size, is_long, cache = found
         assert (type(size), size, is_long, cache.rows) == (int, rows, rows > 5, rows)
     assert "for these sizes alone: output[1]" in net.report()
     with pytest.raises(CompileError, match=r"output\[1\]: s\d+ depends on sizes"):
