@@ -14,11 +14,11 @@ import numpy as np
 from . import native
 from .constants.mapping import page_in
 from .device import Arena
-from .errors import ArenaMemoryError, DeviceError, OptionError, ProgramFileError, ScratchFileError
+from .errors import ArenaMemoryError, CompileError, DeviceError, OptionError, ProgramFileError, ScratchFileError
 from .hardware import tile_state
 from .plan import SCRATCH
 from .program_file import Program
-from .streaming.copier import Copier, CopyTime
+from .streaming.copier import Copier, CopyTime, ThreadError
 from .streaming.scratch import Scratch, ScratchError
 from .streaming.storage import StorageError
 from .streams import copy_streams
@@ -86,6 +86,7 @@ class CpuInvocation:
         self._enter = executable.pool_user.enter
         self._function = function
         self.copies: Sequence[CopyTime] = ()  # of the last call
+        self._has_begun = False  # whether its kernels have
 
     def set_up(self, *addresses: int) -> tuple[Callable[..., object], int, int]:
         """Prepare a call that native code makes in this thread: the function, the address of its table, and that in the table
@@ -102,11 +103,26 @@ class CpuInvocation:
         if self.copier is None:
             self._function(self._argument)
         else:
+            self._has_begun = False
             try:
-                self.copies = self.copier.run(lambda: self._function(self._argument))
-            except StorageError as error:
-                kind = ScratchFileError if isinstance(error, ScratchError) else ProgramFileError
-                raise kind(error.where, error.what, error.fix) from error
+                self.copies = self.copier.run(self._compute)
+            except (StorageError, ThreadError) as error:
+                told = _told(error)
+                told.is_before_run = not self._has_begun
+                raise told from error
+
+    def _compute(self) -> None:
+        self._has_begun = True
+        self._function(self._argument)
+
+
+def _told(error: StorageError | ThreadError) -> CompileError:
+    """What a user is told of copies that failed."""
+    if isinstance(error, ThreadError):
+        fix = "allow more processes and threads (ulimit -u, or the container's limit), or leave the memory limit out"
+        return DeviceError("threads", f"none can be started for the copies of a memory limit ({error})", fix)
+    kind = ScratchFileError if isinstance(error, ScratchError) else ProgramFileError
+    return kind(error.where, error.what, error.fix)
 
 
 class CpuExecutable:

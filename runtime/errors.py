@@ -11,7 +11,11 @@ class CompileError(Exception):
         where: torch source line, node name, file or argument that is to blame.
         what: what is wrong there, with the offending values.
         fix: what the user can do; left out only where nothing can be done.
+
+    Where it `is_before_run`, the call that raised it had not begun: all states are what they were.
     """
+
+    is_before_run = False
 
     def __init__(self, where: str, what: str, fix: str = "") -> None:
         super().__init__(f"{where}: {what}" + (f"; {fix}" if fix else ""))

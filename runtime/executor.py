@@ -15,7 +15,7 @@ import numpy as np
 
 from .cpu_device import CpuDevice, CpuExecutable
 from .device import Arena, Device, Executable, Invocation
-from .errors import ArenaMemoryError, InputError, OptionError, ProgramFileError
+from .errors import ArenaMemoryError, CompileError, InputError, OptionError, ProgramFileError
 from .gpu_device import GpuDevice, SimulatedDevice
 from .plan import ARENA_ROLES, SCRATCH, Launch, Plan, Port, step_reads, step_writes
 from .profile import GroupDescription, Profile, Recorder, assumed_rate_of, descriptions_of
@@ -301,13 +301,14 @@ class Context:
         return results[0] if len(results) == 1 else tuple(results)
 
     def _renew(self, invocation: Invocation, addresses: Sequence[int]) -> None:
-        """A call of a program with states, which are lost if it fails."""
+        """A call of a program with states, which are lost if it fails once it has begun."""
         assert self.kept is not None
         self.kept.require()
         try:
             invocation(*addresses)
-        except BaseException:
-            self.kept.lose()
+        except BaseException as error:
+            if not (isinstance(error, CompileError) and error.is_before_run):
+                self.kept.lose()
             raise
 
     def _results(

@@ -84,6 +84,10 @@ class CopyStreams:
     for_next: tuple[Fetch, ...] = ()
 
 
+class ThreadError(Exception):
+    """The system gives no thread for copies."""
+
+
 class Copier:
     """The copies of one context: fills its arena beside each of its calls.
 
@@ -105,6 +109,7 @@ class Copier:
         Raises:
             StorageError: a copy failed. The kernels ran to their end on zeros, and what they wrote means nothing. What this call
                 finds in slots, and cannot be trusted after one that failed, is read anew.
+            ThreadError: there is no thread for the copies, and nothing ran.
             ScratchError: the same, of a copy from or to the scratch file; or there is no room for it, and nothing ran.
         """
         self._finish()
@@ -174,7 +179,10 @@ class _Call:
     def start(self, streams: CopyStreams) -> None:
         for operations in streams.operations:
             thread = threading.Thread(target=self._run, args=(operations,), name="prefuse-copies", daemon=True)
-            thread.start()  # in which Ctrl-C may be raised, when it runs already or before
+            try:
+                thread.start()  # in which Ctrl-C may be raised, when it runs already or before
+            except RuntimeError as error:
+                raise ThreadError(str(error)) from error
             self.threads.append(thread)
 
     def stop(self, streams: CopyStreams) -> None:

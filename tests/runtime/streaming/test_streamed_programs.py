@@ -21,7 +21,7 @@ import onnx_ir as ir
 import prefuse
 import pytest
 from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE
-from prefuse.runtime.errors import InputError, ProgramFileError
+from prefuse.runtime.errors import DeviceError, InputError, ProgramFileError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import COMPUTE, PAGE, Copy
 from prefuse.runtime.streaming.events import Events
@@ -100,6 +100,15 @@ def test_a_failing_read_is_one_error_and_the_next_call_is_right(limited_file: Pa
             net(chain_input())
         np.testing.assert_array_equal(net(chain_input()), answer)
     assert (threading.active_count(), descriptors()) == before
+
+
+def test_without_threads_for_copies_a_call_is_one_error_and_the_next_is_right(limited_file: Path, answer: np.ndarray) -> None:
+    net = load(limited_file)
+    refusal = RuntimeError("can't start new thread")
+    with mock.patch("threading.Thread.start", side_effect=refusal), pytest.raises(DeviceError, match="can't start") as error:
+        net(chain_input())
+    assert error.value.is_before_run
+    np.testing.assert_array_equal(net(chain_input()), answer)
 
 
 def test_weights_for_the_next_call_are_read_anew_after_a_failing_one(limited_file: Path, answer: np.ndarray) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import onnx_ir as ir
 import prefuse
+import pytest
+from prefuse.runtime.errors import DeviceError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import STATES, planned_bytes
 from prefuse.tests.models.chains import COLUMNS, LINKS, ROWS
@@ -38,4 +42,8 @@ def test_a_state_counts_once() -> None:
     x, new = rng.standard_normal((ROWS, COLUMNS), np.float32), rng.standard_normal((_STATE_ROWS, COLUMNS), np.float32)
     for _ in range(2):
         np.testing.assert_array_equal(net(x, new), free(x, new))
+    np.testing.assert_array_equal(net.states["sum"], free.states["sum"])
+    refusal = RuntimeError("can't start new thread")
+    with mock.patch("threading.Thread.start", side_effect=refusal), pytest.raises(DeviceError):  # before anything has run
+        net(x, new)
     np.testing.assert_array_equal(net.states["sum"], free.states["sum"])
