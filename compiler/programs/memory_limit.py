@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 from ...runtime.errors import OptionError
 from ...runtime.hardware.memory_limit import MemoryLimit, machine_bytes
@@ -35,7 +36,7 @@ def parse_memory_limit(value: object) -> MemoryLimit | None:
     scale = {name.lower(): size for name, size in _UNITS.items()}.get(unit.lower())
     if scale is None:
         raise OptionError("memory_limit", f"{value!r}: unknown unit {unit!r}", f"use one of {', '.join(_UNITS)}, or %")
-    return _of_bytes(int(number * scale), value)
+    return _of_bytes(int(min(number * scale, sys.float_info.max)), value)
 
 
 def _of_bytes(size_bytes: int, value: object) -> MemoryLimit:

@@ -24,7 +24,10 @@ class MemoryLimit:
         return self.size_bytes if self.size_bytes is not None else int(total_bytes * (self.percent or 0.0) / 100)
 
     def __str__(self) -> str:
-        return f"{self.size_bytes}B" if self.size_bytes is not None else f"{self.percent:g}%"
+        """As a user would say it; others for other limits."""
+        if self.size_bytes is not None:
+            return f"{self.size_bytes}B"
+        return f"{float(self.percent or 0.0)!r}".removesuffix(".0") + "%"
 
 
 def machine_bytes() -> int:
