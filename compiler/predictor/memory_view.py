@@ -145,7 +145,9 @@ class MemoryView:
         if self.limit_bytes is not None:
             lines.append(f"together {size(memory.total_bytes)} of the {size(self.limit_bytes)} that are allowed")
         if memory.stored_bytes:
-            copied = sum(step.size_bytes for step in self._stored_copies())
+            stored = {buffer.name for buffer in self.plan.buffers if buffer.space == STORAGE}
+            copies = (step.source for step in self.plan.steps if isinstance(step, Copy))
+            copied = sum(source.size_bytes for source in copies if source.buffer in stored)
             lines.append(f"{size(memory.stored_bytes)} of weights stay in the file; a call copies {size(copied)} of them")
         if away := self._away_bytes():
             lines.append(f"a call writes {size(away)} of activations to a scratch file and reads them back later")
@@ -166,11 +168,6 @@ class MemoryView:
         """What a call writes to its scratch file."""
         outside = {buffer.name for buffer in self.plan.buffers if buffer.space == SCRATCH}
         return sum(region.size_bytes for step in self.plan.steps for region in step_writes(step) if region.buffer in outside)
-
-    def _stored_copies(self) -> Sequence[Rectangle]:
-        stored = {buffer.name for buffer in self.plan.buffers if buffer.space == STORAGE}
-        assert stored
-        return [one for one in self.rectangles if one.kind == "weight"]
 
 
 def _seconds(bars: Sequence[Bar], kind: str) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 from prefuse.compiler.cli import main
+from prefuse.runtime.report import size
 from prefuse.tests.models.chains import product_chain
 
 
@@ -46,6 +47,7 @@ def test_a_measured_view_within_a_limit(
     live = [(one["first"], one["last"], one["offset"], one["offset"] + one["size_bytes"]) for one in found["buffers"]]
     assert max(end for *_, end in live) <= found["arena_bytes"]
     text = page.read_text()
+    assert f"a call copies {size(sum(one['size_bytes'] for one in weights))} of them" in text
     assert "<svg" in text
     assert all(one["name"].replace("&", "&amp;") in text for one in weights)
     assert picture.read_bytes().startswith(b"\x89PNG")
