@@ -41,7 +41,7 @@ _PACKED = 3  # choices for a limit, of which the fastest that can be packed with
 _SEARCHES = 6  # long searches for packings, of a second each: after them, what is quickly packed has to do
 # Of the room for weights that never leave, shares that are tried: what is left is for looking ahead, and weights are not divided.
 _SHARES = (1.0, 0.99, 0.975, 0.95, 0.925, 0.9, 0.875, 0.85, 0.8, 0.75, 0.6, 0.4, 0.0)
-_SPILLED = 64  # part of the limit: what takes less than that is not worth a copy out and one in
+_SPILLED = 64  # part of the limit: what takes less than that is not worth a copy out and one in, if anything else does
 _STALLED = 1.01  # of the time of kernels: below it, nothing is left to gain by copying activations
 _PROGRAMS = 2  # limits for which integer programs of some seconds are solved, where rules that look ahead leave something to gain
 
@@ -77,11 +77,14 @@ class SchedulePrefetch(PlanPass):
         if total <= limit:
             context.remark(self.name, f"{size(total)} are within the limit of {size(limit)}")
             return _bounded(plan, arena_of(plan), limit)
-        found = self._scheduled(plan, limit, context)
+        worth = max(limit // _SPILLED, self.min_bytes)
+        found = self._scheduled(plan, limit, context, worth)
         if self.repeats and (isinstance(found, MemoryLimitError) or found.choice.objects.chains):
             again = self._repeating(plan, limit, context)
             if again is not None and (isinstance(found, MemoryLimitError) or again.choice.seconds < found.choice.seconds):
                 found = again
+        if isinstance(found, MemoryLimitError):
+            found = self._with_small_spills(plan, limit, context, worth, found)
         if isinstance(found, MemoryLimitError):
             raise found
         context.call_seconds = found.choice.predicted_seconds
@@ -98,14 +101,32 @@ class SchedulePrefetch(PlanPass):
         smaller = recomputed(plan, limit, needs, lambda trial: PlanMemory(effort="quick").place(trial)[0], context.step_us)
         if smaller is None:
             return None
-        found = self._scheduled(smaller[0], limit, context, spills=False)
+        found = self._scheduled(smaller[0], limit, context, None)
         return None if isinstance(found, MemoryLimitError) else replace(found, repeated=smaller[1])
 
-    def _scheduled(self, plan: Plan, limit: int, context: Context, *, spills: bool = True) -> _Scheduled | MemoryLimitError:
-        """The fastest schedule that is found, or why there is none."""
+    def _with_small_spills(
+        self, plan: Plan, limit: int, context: Context, worth: int, refusal: MemoryLimitError
+    ) -> _Scheduled | MemoryLimitError:
+        """A schedule in which activations leave that take less than is `worth` it, the largest that might do, then any; or why
+        there is none."""
+        sizes = [worth]
+        while sizes[-1] > self.min_bytes:
+            sizes.append(max(sizes[-1] // 2, self.min_bytes))
+        leaving = {least: Objects(plan, context, self.min_bytes, least) for least in sizes}
+        if context.target.is_gpu or len(leaving[self.min_bytes].chains) == len(leaving[worth].chains):
+            return refusal
+        enough = next((least for least in sizes[1:] if leaving[least].least()[0] <= limit), self.min_bytes)
+        found: _Scheduled | MemoryLimitError = refusal
+        for least in dict.fromkeys((enough, self.min_bytes)):
+            if isinstance(found, MemoryLimitError):
+                found = self._scheduled(plan, limit, context, least)
+        return found
+
+    def _scheduled(self, plan: Plan, limit: int, context: Context, least_spilled: int | None) -> _Scheduled | MemoryLimitError:
+        """The fastest schedule that is found, or why there is none. Activations may leave of `least_spilled` bytes or more."""
         total = planned_bytes(plan)
         weights = Objects(plan, context, self.min_bytes, None)
-        spilled = Objects(plan, context, self.min_bytes, max(limit // _SPILLED, self.min_bytes)) if spills else weights
+        spilled = weights if least_spilled is None else Objects(plan, context, self.min_bytes, least_spilled)
         leaving = spilled if spilled.chains and not context.target.is_gpu else None
         budget, cut, before, searches = limit, 0, None, _SEARCHES
         for number in range(_TRIES):
