@@ -7,6 +7,7 @@ for the first readers of the next. An activation that leaves is there up to its 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, compress
@@ -132,6 +133,7 @@ class _Turns:
         self._leaves = list(leaves)
         self._begins: list[float] = []  # of steps
         self._ends: list[float] = []
+        self._awaited = 0  # copies out that a step waits for already
         self._arrivals: dict[int, float] = {}  # for each step, when what it waits for is there
         self._pending: dict[int, int] = {}  # and for how many copies it still waits
         copies: Copies = (*stays, *leaves)
@@ -148,7 +150,7 @@ class _Turns:
             copy = self._leaves[outs] if is_out else self._stays[ins]
             position = max(position, copy.after)
             if isinstance(copy, Stay) and self._needs[ins]:
-                position = max(position, sum(begin < moment for begin in self._begins) - 1)
+                position = max(position, bisect_left(self._begins, moment) - 1)
                 self._await_leaves(self._needs[ins], position + 1)
             tier, size_bytes = self._problem.tiers[0], self._problem.objects[copy.object].size_bytes
             free = moment + (tier.seconds_out(size_bytes) if is_out else tier.seconds_in(size_bytes))
@@ -165,11 +167,13 @@ class _Turns:
         return tuple(self._leaves[one] if isinstance(one, int) else one for one in order)
 
     def _await_leaves(self, count: int, step: int) -> None:
-        """Let a step wait for the first so many copies out, which are over, if no earlier one does."""
-        for number in range(count):
+        """Let a step, which is no earlier than that of the call before, wait for the first so many copies out, which are over, if
+        no earlier one does."""
+        for number in range(self._awaited, count):
             leave = self._leaves[number]
             before = min(step, len(self._problem.steps) if leave.before is None else leave.before)
             self._leaves[number] = replace(leave, before=before if before < len(self._problem.steps) else None)
+        self._awaited = max(self._awaited, count)
 
     def _run_steps(self) -> None:
         """Go on to the step that waits for a copy that has not been made."""
