@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 from ....runtime.plan import ARENA_ROLES, Buffer, Copy, Host, Launch, Plan, Region, Role, Step, step_reads, step_writes
+from .spills import whole_pages
 
 _MOST = 64  # plans that are tried, each with one more launch
 _DRAWN = ("random", "multinomial")  # templates whose results are others each time
@@ -33,20 +35,35 @@ def recomputed(plan: Plan, limit: int, needs: Needs, place: Place, seconds: Mapp
     them helps. `seconds`: of launches, by their labels."""
     found, excess = plan, _excess(needs(plan), limit)
     choices, count = _choices(plan, needs(plan), seconds), 0
-    for _ in range(_MOST):
-        if not excess or (again := next(choices, None)) is None:
+    reach = _reach(plan, needs(plan), limit)
+    for number in range(_MOST):
+        if not excess or excess > sum(reach[: _MOST - number]) or (again := next(choices, None)) is None:
             break
         trial = place(_with(found, again))
         needed = needs(trial)
         if (less := _excess(needed, limit)) < excess:
             found, excess, count = trial, less, count + 1
-            choices = _choices(found, needed, seconds)
+            choices, reach = _choices(found, needed, seconds), _reach(found, needed, limit)
     return (found, count) if count and not excess else None
 
 
 def _excess(needed: Sequence[int], limit: int) -> int:
     """Bytes above the limit, of all steps together."""
     return sum(max(size_bytes - limit, 0) for size_bytes in needed)
+
+
+def _reach(plan: Plan, needed: Sequence[int], limit: int) -> list[int]:
+    """By how much single launches that are repeated can lower the excess at most, the most first: each lets one activation leave
+    between two steps that use it, which may then compute in place of it."""
+    above = [max(size_bytes - limit, 0) for size_bytes in needed]
+    sums, counts = ([0, *accumulate(numbers)] for numbers in (above, map(bool, above)))
+    sizes = {buffer.name: whole_pages(buffer.size_bytes) for buffer in plan.buffers if buffer.role is Role.ACTIVATION}
+    found = []
+    for name, steps in _uses(plan.steps).items():
+        for a, b in pairwise(steps if name in sizes else ()):
+            if b > a + 1:
+                found.append(min(sums[b + 1] - sums[a], sizes[name] * (counts[b + 1] - counts[a])))
+    return sorted(found, reverse=True)
 
 
 def _choices(plan: Plan, needed: Sequence[int], seconds: Mapping[str, float]) -> Iterator[_Again]:

@@ -6,9 +6,16 @@ import numpy as np
 import onnx_ir as ir
 import prefuse
 import pytest
+from prefuse.compiler.pipeline import Context
+from prefuse.passes.plan.plan_memory import PlanMemory
+from prefuse.passes.plan.schedule_prefetch.objects import Objects
+from prefuse.passes.plan.schedule_prefetch.recomputed import recomputed
 from prefuse.runtime.executor import CompiledModel
-from prefuse.runtime.plan import SCRATCH, Copy, Launch, planned_bytes
+from prefuse.runtime.plan import SCRATCH, Copy, Launch, Plan, planned_bytes
 from prefuse.runtime.plan_checker import check_plan
+from prefuse.runtime.target import Target
+
+from .skip_plans import SIZE_BYTES, skips
 
 ROWS, COLUMNS = 256, 1024
 TEXT = f"""<ir_version: 8, opset_import: ["": 17]> main (float[{ROWS},{COLUMNS}] x) => (float[{ROWS},{COLUMNS}] y) {{
@@ -62,3 +69,21 @@ def test_what_is_cheap_is_computed_again(limit: str) -> None:
     found = prefuse.predict(model(), threads=2, memory_limit=limit)
     assert [step.label.split("+")[0].split(" ")[0] for step in found.repeated] == ["a"]
     assert not prefuse.predict(model(), threads=2).repeated
+
+
+def test_nothing_is_tried_where_all_launches_that_may_be_repeated_are_too_few() -> None:
+    context, tried = Context(Target.parse("cpu:avx2", threads=1)), list[Plan]()
+
+    def needs(plan: Plan) -> list[int]:
+        return Objects(plan, context, 1, None).problem(0).step_bytes()
+
+    def place(plan: Plan) -> Plan:
+        tried.append(plan)
+        return PlanMemory(effort="quick").place(plan)[0]
+
+    for depth, is_tried in ((80, True), (200, False)):
+        plan = PlanMemory(effort="quick").run(skips(depth), context)
+        assert recomputed(plan, 16 * SIZE_BYTES, needs, place, {}) is None
+        assert bool(tried) == is_tried
+        assert len(tried) < 64
+        tried.clear()
