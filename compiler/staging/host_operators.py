@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import onnx
@@ -56,7 +57,8 @@ def _reference(node: ir.Node, opsets: Mapping[str, int]) -> HostFunction:
             evaluators.append(ReferenceEvaluator(function))
         fed = {name: argument for name, argument in zip(names, arguments, strict=True) if name in given}
         with np.errstate(all="ignore"):
-            return [_with_str_objects(result) for result in evaluators[0].run(None, fed, attributes={})]
+            results: Any = evaluators[0].run(None, fed, attributes={})
+            return [_with_str_objects(result) for result in results]
 
     return run
 
