@@ -105,7 +105,7 @@ def compile(
     Args:
         model: an `nn.Module`, compiled as in evaluation mode at its first call, once per input signature, or at once if `args`
             is given; an ONNX file, its bytes, a `ModelProto`, an `onnx_ir.Model` or an `ExportedProgram`, compiled at once, or
-            once per input shape where it has symbolic dimensions. The weights are read now: later changes do not count.
+            once per input shape where it has symbolic dimensions. If weights change then, compile it again (docs/shapes.md).
         args, kwargs: example positional and keyword inputs.
         target: "cpu" (this machine), "cpu:avx2" or so; "cuda" (this GPU), "cuda:sm_90", "rocm:gfx942"; "cuda-sim", "rocm-sim".
         precision: "float32", whose error against float64 is at most twice that of ONNX Runtime in float32; "float32-fast", about

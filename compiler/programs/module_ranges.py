@@ -124,7 +124,7 @@ class _Variant:
 
 
 class ModuleRanges(ModuleSource):
-    """An `nn.Module` some of whose inputs' axes have ranges. The weights are those at the first call with inputs of a kind.
+    """An `nn.Module` some of whose inputs' axes have ranges. A program has the weights that there are when it is compiled.
 
     torch makes sizes of 0 and 1 constants: the graph for these is another, and so it may be for sizes of which something that is
     computed of them is 1. Which graph a call needs is decided by its structure, its element types, its sizes along axes without

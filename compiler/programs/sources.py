@@ -6,8 +6,8 @@ import inspect
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING, cast
 
@@ -19,6 +19,7 @@ from ...runtime.signature import in_order, unpacked
 from ..frontend.autocast import autocast_types
 from ..frontend.pytree import LEAF, Structure, Tensor, flatten, from_json, is_tensor, to_json, without_constants
 from .builder import Builder, BuildStages
+from .changed_weights import HeldWeights, written_weights_digest
 from .digest import model_digest
 from .memory_digest import looking, trusting
 from .module_family import LEAST_SIZE, ModuleFamily, SizedGraph, family_key
@@ -48,10 +49,10 @@ class ModuleSource:
         self._build = build
         self._parameters = inspect.signature(module.forward)
         self._families: dict[object, ModuleFamily] = {}
+        self._held = HeldWeights()
         self._lock = threading.Lock()  # of the families, while one of them is exported
-        self._structures: defaultdict[Structure, set[Structure]] = defaultdict(
-            set
-        )  # compiled for, by themselves without constants
+        # Those it was compiled for, by themselves without constants.
+        self._structures: defaultdict[Structure, set[Structure]] = defaultdict(set)
 
     @property
     def name(self) -> str:
@@ -75,7 +76,11 @@ class ModuleSource:
             with looking() as looked_at:
                 fingerprint = module_fingerprint(self._module)
             with trusting(looked_at & places_of_weights(self._module) if looked_at else looked_at):
-                return self._compile(call, fingerprint)
+                weights = weights_digest(self._module)
+                self._held.warn_of(weights, self.name)
+                found = self._compile(call, fingerprint, weights)
+                self._held.note(weights)
+                return found
 
     def _count_values(self, structure: Structure) -> None:
         """Warn where a module is compiled for many values of its inputs that are no tensors."""
@@ -84,15 +89,14 @@ class ModuleSource:
             known.add(structure)
             if len(known) == MANY_PROGRAMS:
                 what = f"{self.name} is compiled for the {MANY_PROGRAMS}th values of inputs that are no tensors"
-                warnings.warn(
-                    f"{what}: each new one costs a compilation; give numbers as tensors (torch.tensor(t))", stacklevel=2
-                )
+                fix = "each new one costs a compilation; give numbers as tensors (torch.tensor(t))"
+                warnings.warn(f"{what}: {fix}", stacklevel=2)
 
-    def _compile(self, call: Call, fingerprint: str | None) -> Specialization:
+    def _compile(self, call: Call, fingerprint: str | None, weights: str) -> Specialization:
         key = self._key(call, fingerprint)
         noted = self._recall(key)
         family = self._families.setdefault((family_key(call.structure, call.types), call.autocast), ModuleFamily())
-        if noted is None and (graph := self._sized_graph(call, family, fingerprint)) is not None:
+        if noted is None and (graph := self._sized_graph(call, family, fingerprint or weights)) is not None:
             try:
                 return self._specialized(call, key, graph)
             except UnsupportedModelError as error:
@@ -116,11 +120,10 @@ class ModuleSource:
         self._remember(key, content, graph.result)
         return Specialization(program, graph.result)
 
-    def _sized_graph(self, call: Call, family: ModuleFamily, fingerprint: str | None) -> SizedGraph | None:
-        """The graph for any sizes of a family if it holds for a call, exported if need be."""
+    def _sized_graph(self, call: Call, family: ModuleFamily, state: str) -> SizedGraph | None:
+        """The graph for any sizes of a family if it holds for a call, exported if need be; `state` is what the module is now."""
         if self._builder.quantize is not None:  # whose ranges are of one graph
             return None
-        state = fingerprint or weights_digest(self._module)
         shapes, dtypes = [shape for shape, _ in call.types], [dtype for _, dtype in call.types]
         with self._lock:
             if family.graph is not None and family.graph.state != state:
@@ -228,7 +231,9 @@ class GraphSource:
             for value in model.graph.inputs
             if is_number_tensor(value) and value.name not in kept
         }
-        self._digest = "" if builder.cache is None else model_digest(model)
+        self._digest = ""  # of the graph with the weights that it had when they were last looked at
+        self._weights: str | None = None  # their digest
+        self._held = HeldWeights()
 
     @property
     def name(self) -> str:
@@ -252,9 +257,23 @@ class GraphSource:
         if (what := self._many_programs(call)) and next(self._compiled) == MANY_PROGRAMS:
             warnings.warn(what, stacklevel=2)
         shapes = self._shapes(call.types)
-        key = self._builder.key("graph", self._digest, repr(call.types), repr(call.values))
-        with self._builder.reporting():
+        with self._builder.reporting(), self._looking() as digest:
+            key = self._builder.key("graph", digest, repr(call.types), repr(call.values))
             return Specialization(self._build(self._builder, key, lambda: self._bound(shapes, call)))
+
+    @contextmanager
+    def _looking(self) -> Iterator[str]:
+        """Look which weights the program holds that is made inside; yields the digest of the graph with them, "" without a cache.
+
+        A warning says where they are not those that earlier programs hold.
+        """
+        weights = written_weights_digest(self._model)
+        self._held.warn_of(weights, self.name)
+        if weights != self._weights:
+            self._digest = "" if self._builder.cache is None else model_digest(self._model)
+            self._weights, self._prepared = weights, None
+        yield self._digest
+        self._held.note(weights)
 
     def _many_programs(self, call: Call) -> str:
         """What to say where calls like this one have made many programs; empty if that is no news."""
@@ -288,9 +307,14 @@ class GraphSource:
         free = {name: shape for name, shape in shapes.items() if name not in values}
         if self._builder.is_for_shapes:
             return self._builder.prepared(bind_dimensions(bind_values(bind_dtypes(self._model, dtypes), values), free))
-        if self._prepared is None:
-            self._prepared = self._builder.prepared(self._model)
-        return bind_dimensions(bind_values(bind_dtypes(self._prepared, dtypes), values), free)
+        return bind_dimensions(bind_values(bind_dtypes(self._to_compile(), dtypes), values), free)
+
+    def _to_compile(self) -> ir.Model:
+        """The graph, quantized if the builder does that. Raises CompileError."""
+        prepared = self._prepared
+        if prepared is None:
+            prepared = self._prepared = self._builder.prepared(self._model)
+        return prepared
 
     def _shapes(self, keys: Sequence[TensorKey]) -> dict[str, tuple[int, ...]]:
         return {name: shape for name, (shape, _) in zip(self._names, keys, strict=True) if name in self._dtypes}

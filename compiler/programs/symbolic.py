@@ -194,17 +194,16 @@ class SymbolicSource(GraphSource):
 
     def _program(self, box: Box) -> CompiledModel:
         """Raises SymbolicSizeError or CompileError where there is none."""
-        key = self._builder.key("sizes", self._digest, repr(box), repr([_hint(dim) for dim in box]))
         self._builder.check_target()
-        return self._builder.recall(key) or self._builder.build_program(key, lambda: self._bound_to(box))
+        with self._looking() as digest:
+            key = self._builder.key("sizes", digest, repr(box), repr([_hint(dim) for dim in box]))
+            return self._builder.recall(key) or self._builder.build_program(key, lambda: self._bound_to(box))
 
     def _bound_to(self, box: Box) -> ir.Model:
         """The graph for all sizes of a box."""
         free = [dim for dim in box if len(dim.sizes) > 1]
-        if self._prepared is None:
-            self._prepared = self._builder.prepared(self._model)
         domain = Domain(free, {dim.name: _hint(dim) for dim in free}) if free else None
-        return bind_domain(self._prepared, domain, {dim.name: dim.sizes[0] for dim in box if len(dim.sizes) == 1})
+        return bind_domain(self._to_compile(), domain, {dim.name: dim.sizes[0] for dim in box if len(dim.sizes) == 1})
 
     def _around(self, sizes: Mapping[str, int]) -> Box:
         """A box of sizes around a point that no program serves yet."""

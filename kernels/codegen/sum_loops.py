@@ -15,6 +15,7 @@ _LEAST_BLOCK = 256  # products of a partial sum (block of k): adding up shorter 
 _BLOCK = 512  # products of a partial sum where none divide all
 _LONGEST_BLOCK = 1024  # products of a partial sum, at most
 _Map: TypeAlias = Callable[[Index], Index]
+_Nest: TypeAlias = tuple[tuple[int, ...], int, _Map]  # extents, how many of the loops are outside of partial sums, and the map
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ def sum_loops(
     is the second. The loops of `spans`, by their numbers, stay as they are. An innermost loop whose number is none of these has
     steps of `step_operations` multiply-adds at most.
     """
-    nests = _in_blocks(depth, longest, spans) or [(depth, _outer_loops(depth, longest), lambda ks: ks)]
+    plain: _Nest = depth, _outer_loops(depth, longest), lambda ks: ks
+    nests = _in_blocks(depth, longest, spans) or [plain]
     found = []
     for extents, outer, joined in nests:
         stepped, whole = _in_steps(extents, joined, step_operations // cells, spans)
@@ -45,7 +47,7 @@ def sum_loops(
     return tuple(found)
 
 
-def _in_blocks(depth: tuple[int, ...], longest: int | None, spans: Collection[int]) -> list[tuple[tuple[int, ...], int, _Map]]:
+def _in_blocks(depth: tuple[int, ...], longest: int | None, spans: Collection[int]) -> list[_Nest]:
     """The loops over k with the outermost loop of a too long chain of additions split into blocks; how many of them are outside
     of a block; and the map from the new loops' iterations to those of `depth`. Empty where no chain is too long."""
     axis = _outer_loops(depth, longest)
@@ -63,8 +65,10 @@ def _in_blocks(depth: tuple[int, ...], longest: int | None, spans: Collection[in
     def of_rest(ks: Index) -> Index:
         return (*ks[:axis], whole * block + ks[axis], *ks[axis + 1 :])
 
-    nests = [((*before, whole, block, *after), axis + 1, of_block)]
-    return nests if _divides(block, extent) else [*nests, ((*before, rest, *after), axis, of_rest)]
+    nests: list[_Nest] = [((*before, whole, block, *after), axis + 1, of_block)]
+    if not _divides(block, extent):
+        nests.append(((*before, rest, *after), axis, of_rest))
+    return nests
 
 
 def _divides(length: int, extent: int) -> bool:
