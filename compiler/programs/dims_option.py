@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 Box: TypeAlias = tuple[Dim, ...]
+_MOST_SIZE = (1 << 31) - 1  # programs are given sizes in 32 bits
 _RANGES = 'give {"T": (1, 512)}, or (1, 512, 8) for multiples of 8'
 _AXES = 'give {"x": {0: (1, 8)}}, or names for sizes that are the same: {"x": {0: "B"}, "y": {0: "B"}, "B": (1, 8)}'
 
@@ -152,6 +153,8 @@ def _dim(name: str, found: object, fix: str) -> Dim:
         _refuse(name, f"{found!r} is no range", fix)
     if not 0 <= numbers[0] <= numbers[1] or (len(numbers) > 2 and numbers[2] < 1):
         _refuse(name, f"{found!r} has no sizes", fix)
+    if numbers[1] > _MOST_SIZE:
+        _refuse(name, f"{found!r} has larger sizes than a program takes", f"give at most {_MOST_SIZE}")
     return Dim(name, *numbers)
 
 

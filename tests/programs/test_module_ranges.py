@@ -225,6 +225,8 @@ def test_a_dimension_of_torch() -> None:
         ({"x": {"0": (1, 8)}}, "'0' is no axis of x"),
         ({"x": {0: (8, 1)}}, "no sizes"),
         ({"x": {0: (8,)}}, "no range"),
+        ({"x": {0: (1, 2**31)}}, "at most 2147483647"),
+        ({"x": {0: (1, 10**20, 10**19)}}, "at most 2147483647"),
         ({"x": {2: (1, 8)}}, "x has no axis 2"),
         ({"z": {0: (1, 8)}}, "no tensor of the call is 'z'"),
         ({"x": {0: torch.export.Dim("rows")}}, "no range"),
