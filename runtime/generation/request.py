@@ -94,14 +94,14 @@ def with_room(request: Request, held: Sequence[int], waiting: Sequence[Sequence[
     `held` and `waiting` are how many tokens of each are in the caches, and those that are not; the caches hold `most`.
 
     Raises:
-        InputError: a sequence has no token to begin with, or more than the caches hold.
+        InputError: a sequence that is given has no token to begin with, or more than the caches hold.
     """
     whole = np.array([*map(int, held)]) + [len(row) for row in waiting]
     has_prompt = np.array([bool(prompt) for prompt in request.prompts])
     has_more = np.array([len(row) > 1 for row in waiting])
     is_full = ~has_prompt & ~has_more & (request.n > 0) & (whole > most)
     n = np.where(is_full, 0, request.n) if request.n[~is_full].any() else request.n
-    for number, prompt in enumerate(request.prompts):
+    for number, prompt in enumerate(request.prompts[: request.rows]):
         where, new = f"tokens of sequence {number}" if len(whole) > 1 else "tokens", int(n[number])
         if not prompt and not waiting[number] and new:
             if held[number]:

@@ -229,6 +229,10 @@ class Session:
             rows = prompts_of(given, self._batch, self._vocabulary)
             if len(rows) != self._batch:
                 raise InputError("waiting", f"{len(rows)} rows given", f"give {self._batch}, empty ones perhaps")
+            for number, (held, row) in enumerate(zip(lengths.tolist(), rows, strict=True)):
+                if len(row) > 1 and held + len(row) > self._max_tokens:  # the last one made needs no place
+                    what = f"text {number} would have {held + len(row)} tokens"
+                    raise InputError("waiting", what, f"the caches hold {self._max_tokens}: give fewer")
             self._go_back(lengths.astype(np.int64), rows)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -120,12 +120,19 @@ def test_a_text_that_is_full_lets_the_others_go_on(generator: Generator, texts: 
             session.reset(rows)  # type: ignore[arg-type]
 
 
-def test_what_waits_has_room(generator: Generator) -> None:
+def test_what_waits_has_room(generator: Generator, texts: np.ndarray) -> None:
     """Only reading it, too: kernels would write beyond the caches."""
     session = generator.session()
-    session.rewind([38, 0], [[1, 2, 3, 4], []])
-    with pytest.raises(InputError, match=r"sequence 0: 42 tokens before.*the caches hold 40"):
+    for waiting in ([1, 2, 3, 4], [1, 2, 3]):
+        with pytest.raises(InputError, match=r"waiting: text 0 would have .* tokens; the caches hold 40"):
+            session.rewind([38, 0], [waiting, []])
+    session.rewind([40, 38], [[5], [6, 7]])  # of the last one made no place is needed
+    assert session.waiting == [[5], [6, 7]]
+    session.reset()
+    session._waiting = [[], [1] * 42]  # as a file may have it
+    with pytest.raises(InputError, match=r"sequence 1: 42 tokens before.*the caches hold 40"):
         session.generate([[], []], 0)
+    np.testing.assert_array_equal(session.generate(PROMPTS[:1], 3), texts[:1, :3])  # nothing is read of the other text
 
 
 def test_rewinding_to_all_tokens_leaves_none_to_read(generator: Generator, texts: np.ndarray) -> None:
