@@ -32,6 +32,7 @@ from ..template.kernel import epilogue_operands, finish, has_short_epilogue, mac
 from ..template.loops import store_epilogue
 from ..template.values import GroupValues, anchor_of
 from .shared_panels import SharedPanels, tiles_over_panels
+from .staged_columns import Columns, OwnPanel, stage_elements, stage_words
 
 _SPREAD_LINES = 64  # rows and columns from which copying A costs less than the set conflicts of its rows
 _WIDE_ROWS = 2  # of register tiles that may be wider than panels of shared weights
@@ -166,6 +167,7 @@ class MatMulKernel:
         rows = self._panels(a, tile.rows, self._constant(a, tile.rows)) if packs_a else self._rows(copies_a)
         width = self.panel_columns(tile)
         panels = self._constant(b, width) if packs_b else self._staged(tile.columns) if stages_b else None
+        own = panels if isinstance(panels, OwnPanel) else None
         is_wide = panels is not None and width != tile.columns
         wide = SharedPanels(panels, ceil(b.lines / width), self.k_steps, width, tile.columns) if is_wide else None
         product = TileProduct(
@@ -176,7 +178,7 @@ class MatMulKernel:
             tile,
             self.format,
             rows,
-            self._in_place(b) if panels is None else self._panels(b, tile.columns, panels, wide),
+            own.element if own else self._in_place(b) if panels is None else self._panels(b, tile.columns, panels, wide),
             self.store(is_corrected=True),
             a_padded=packs_a,
             b_padded=padded,
@@ -184,6 +186,7 @@ class MatMulKernel:
             panel=self._panel_of(panels, wide, tile) if packs_b or k_pack > 1 else None,
             first=self._first_sums(tile.columns),
             is_short=has_short_epilogue(self.group, self.format),
+            stage=own.stage if own else None,
         )
         sizes = [self.group.types[side.name].hinted.size_bytes for side in (a, b)]
         emit(self.builder, product, a_bytes=sizes[0], b_bytes=sizes[1])
@@ -309,44 +312,22 @@ class MatMulKernel:
         elements = pack.packed_type(source).elements // k_pack
         return self.builder.parameter(key, elements, "int32" if k_pack > 1 else source.dtype)
 
-    def _staged(self, tile: int) -> Buffer:
-        """B packed by the kernel into panels in the workspace, padded with zeros."""
-        builder, side = self.builder, self.b
-        if self.format.k_pack > 1:
-            return self._staged_words(tile)
-        panels, matrices = ceil(side.lines / tile), prod(side.batch)
-        size = matrices * panels * side.depth * tile
-        staged = builder.workspace(size, self.accumulator)
-        kind = self.group.types[side.name]
+    def _staged(self, tile: int) -> Buffer | OwnPanel:
+        """B packed by the kernel into panels in the workspace: all of them, or one a thread. Columns beyond the last are
+        undefined."""
+        builder, side, k_pack, dtype = self.builder, self.b, self.format.k_pack, self.accumulator
+        columns, kind = Columns(prod(side.batch), side.lines, side.depth, tile), self.group.types[side.name]
+        if k_pack > 1:
+            bits = builder.parameter(side.name, kind.elements, f"uint{self.format.b.bits}")
+            return stage_words(builder, columns, bits, k_pack, self.format.b.bits)
         source = builder.parameter(side.name, kind.elements, kind.dtype)
-        zero = tirx.const(0, self.accumulator)
-        with builder.chunks(matrices * panels, size) as chunk:
-            matrix, panel = builder.bind(tirx.floordiv(chunk, panels)), builder.bind(tirx.floormod(chunk, panels))
-            with builder.loop(side.depth, name="k") as k, builder.loop(tile, name="line") as i:
-                line = panel * tile + i
-                value = self._number(side, source[side.offset(matrix, tirx.min(line, side.lines - 1), k)])
-                builder.store(staged, (chunk * side.depth + k) * tile + i, builder.masked(line < side.lines, value, zero))
-        return staged
 
-    def _staged_words(self, tile: int) -> Buffer:
-        """The same as 32-bit pairs along k. Columns beyond the last are undefined."""
-        builder, b, steps, k_pack, width = self.builder, self.b, self.k_steps, self.format.k_pack, self.format.b.bits
-        matrices, panels = prod(b.batch), ceil(b.lines / tile)
-        staged = builder.workspace(matrices * panels * steps * tile, "int32")
-        bits = builder.parameter(b.name, self.group.types[b.name].elements, f"uint{width}")
-        with builder.chunks(matrices * panels, matrices * panels * b.depth * tile) as chunk:
-            matrix, panel = builder.bind(tirx.floordiv(chunk, panels)), builder.bind(tirx.floormod(chunk, panels))
-            columns = builder.bind(tirx.min(b.lines - panel * tile, tile))
-            with builder.loop(steps, name="k") as k:
-                source = builder.bind((matrix * b.depth + k * k_pack) * b.lines + panel * tile)
-                target = builder.bind((chunk * steps + k) * tile)
+        def number(matrix: Expr, line: Expr, k: Expr) -> Expr:
+            return self._number(side, source[side.offset(matrix, line, k)])
 
-                def word(i: Expr, source: Expr = source, target: Expr = target) -> None:
-                    neighbours = [bits[source + b.lines * number + i if number else source + i] for number in range(k_pack)]
-                    builder.store(staged, target + i, joined(neighbours, width))
-
-                builder.dynamic_vector_loop(0, columns, builder.lanes("int32"), word)
-        return staged
+        is_small = kind.hinted.size_bytes < self.group.types[self.a.name].hinted.size_bytes  # many rows meet it, A is read once
+        has_own = not side.lines_last and not is_small and columns.has_squares(builder, dtype)
+        return (OwnPanel if has_own else stage_elements)(builder, columns, dtype, number)
 
     def _panels(self, side: Side, tile: int, buffer: Buffer, wide: SharedPanels | None = None) -> Load:
         """The loads of a packed operand that multiply-adds take; of `wide` ones by tiles of several panels."""

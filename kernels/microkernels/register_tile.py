@@ -84,6 +84,7 @@ class TileProduct:
     `shares_b`: neighbouring batches often have the same B. `panel(batch, number)`: a tile's packed panel of B, for prefetching.
     `first(batch, column)`: what sums of a column of the plane begin with, also of those beyond the last that are read; None: 0.
     `is_short`: the epilogue is, and may be repeated for each register of a tile, so that sums need not be stored before it.
+    `stage(thread, threads, batch, panel)` makes a panel of B, which all tiles of rows meet before the next one; None: B is there.
     """
 
     batch: int
@@ -102,6 +103,7 @@ class TileProduct:
     overlaps: bool = False
     first: Callable[[Expr, Expr], Expr] | None = None
     is_short: bool = False
+    stage: Callable[[Expr, int, Expr, Expr], None] | None = None
 
     @property
     def flops(self) -> int:
@@ -146,11 +148,18 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
         if hint_of(a_bytes) > hint_of(b_bytes)
         else ["batch", "n", "m"]
     )
-    order = builder.choose("order", loop_orders(order, extents))
+    is_staged = product.stage is not None
+    orders = loop_orders(["batch", "n", "m"] if is_staged else order, extents)
+    if is_staged:  # each panel is made once
+        orders = {name: one for name, one in orders.items() if one[-1] == "m" or is_one(extents["m"])}
+    order = builder.choose("order", orders)
     work = product_work(product.flops, a_bytes + b_bytes, builder.machine)
     threads = builder.threads_for(0 if is_one(prod(extents.values())) else work)
     cut = {"batch": a_bytes + b_bytes, "m": a_bytes, "n": b_bytes}
-    split = builder.choose("split", split_options(order, extents, threads, product.flops, cut, builder.machine))
+    splits = split_options(order, extents, threads, product.flops, cut, builder.machine)
+    if is_staged:
+        splits = {name: axis for name, axis in splits.items() if axis != "m"} or {"n": "n"}
+    split = builder.choose("split", splits)
     # Each panel meets all tiles of rows, on one thread: these may divide among them what is to be done for the next one.
     parts = hint_of(extents["m"]) if order[-2:] == ["n", "m"] and (threads == 1 or split != "m") else 1
     shares = Shares(builder, threads, extents[split], work)
@@ -162,6 +171,8 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
             begin, end = own if axis == split else (0, extents[axis])
             i = loops.enter_context(builder.loop(end - begin, name=axis))
             at[axis] = builder.bind(begin + i) if threads > 1 and axis == split else i
+            if product.stage is not None and axis == "n":
+                product.stage(thread, threads, at["batch"], at["n"])
         emit_tile(builder, product, at["batch"], at["m"], at["n"], parts)
 
 

@@ -15,6 +15,7 @@ from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.hardware.machine import row
 
 from ..harness import LEVELS, Case, check, check_in_turn, emitted, followed, target_of, type_of
+from ..symbolic import Dim, Domain, built_for, run_at, sized
 
 ZEN5 = row("zen5", 16)  # that what stands here was measured on
 
@@ -181,6 +182,44 @@ def test_two_runs_are_bitwise_equal_and_threads_do_not_change_the_result() -> No
         again.rtol, again.atol = first.rtol, first.atol
         check([again], check_equal)
         np.testing.assert_array_equal(again.got[0], first.got[0])
+
+
+def along_k() -> list[Case]:
+    """By a B that is no constant and lies along k, which is turned by squares where it is no smaller than A."""
+    smaller = gemm(90, 21, 37, "", None, transB=1)
+    sizes = [(1, 16, 8), (5, 70, 50), (9, 33, 16), (40, 40, 133), (5, 70, 3)]
+    typed = []
+    for dtype in ("float64", "int32", "float16"):
+        one = gemm(5, 70, 37, "", None, transB=1)
+        a, b = (np.rint(one.arrays[name] * 9).astype(dtype) for name in "ab")
+        types = {"a": type_of(a), "b": type_of(b), "y": type_of(a @ b.T)}
+        exact = a.astype(np.float64) @ b.T.astype(np.float64)
+        typed.append(replace(one, group=replace(one.group, types=types), arrays={"a": a, "b": b}, expected=[exact], rtol=1e-3))
+    return [smaller, *(gemm(m, n, k, "", (n,), transB=1, alpha=0.5) for m, n, k in sizes), *typed]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_computed_right_operand_along_k(level: str) -> None:
+    check_in_turn(along_k(), level)
+
+
+@pytest.mark.parametrize(("configuration", "rows"), [({}, 3), ({"split": "m"}, 90), ({"order": "m n", "split": "m"}, 40)])
+def test_panels_of_a_thread_are_made_once(configuration: dict[str, str], rows: int) -> None:
+    """All rows meet a panel before the next one is made, whatever is asked for."""
+    case = gemm(rows, 200, 50, "", None, transB=1)
+    case.group = replace(case.group, configuration=configuration)
+    kernel = emitted(matmul.plan, case.group, target_of("avx2", threads=2))
+    assert isinstance(kernel, BuiltKernel)
+    assert kernel.workspace_bytes < 200 * 50 * 4
+    check([case], target_of("avx2", threads=2))
+
+
+def test_a_right_operand_along_k_of_sizes_that_a_call_decides() -> None:
+    target, domain = target_of("avx2"), Domain((Dim("N", 8, 90), Dim("K", 8, 70)), {"N": 64, "K": 32})
+    sizes = [(64, 32), (8, 8), (33, 9), (90, 70), (50, 15)]
+    points = {i: (gemm(7, n, k, "", None, transB=1), {"N": n, "K": k}) for i, (n, k) in enumerate(sizes)}
+    kernel = built_for(sized(points[0][0], {"a": (7, "K"), "b": ("N", "K"), "y": (7, "N")}, domain), target)
+    run_at(kernel, target, domain, points)
 
 
 @pytest.mark.parametrize("level", LEVELS)
