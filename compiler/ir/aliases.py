@@ -125,6 +125,15 @@ def part_offsets(node: ir.Node) -> tuple[int, ...] | None:
     return found if found is None or all(isinstance(offset, int) for offset in found) else None  # others, a call decides
 
 
+def whole_of(value: ir.Value) -> ir.Value:
+    """The value of whose bytes a chain of views and contiguous parts shows some, or all."""
+    while (producer := (value := view_root(value)).producer()) is not None and part_offsets(producer) is not None:
+        source = producer.inputs[0]
+        assert source is not None
+        value = source
+    return value
+
+
 def _offsets_of(node: ir.Node, shape: Sequence[SizeLike]) -> tuple[SizeLike, ...] | None:
     match node.op_type:
         case "Slice":

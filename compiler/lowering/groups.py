@@ -14,7 +14,7 @@ from ...kernels.groups.configuration import KEPT_TEMPLATE
 from ...kernels.groups.group import Group, Op
 from ...runtime.precision import Precision
 from ...runtime.target import VNNI, Target
-from ..ir.aliases import view_root
+from ..ir.aliases import whole_of
 from ..ir.assignments.kept_template import kept_template
 from ..ir.assignments.node_precision import most_exact, precision_in
 from ..ir.assignments.pairs import keeps_pairs
@@ -69,8 +69,12 @@ class GroupReader:
             precision=precision,
             is_on_branch=node in self.on_branches,
             shares_weights=has_shared_weights(self.model),
-            updates_state=any(view_root(value).name in self.states for value in node.inputs if value is not None),
+            updates_state=self._reads_state(node),
         )
+
+    def _reads_state(self, node: ir.Node) -> bool:
+        """Whether an operand is a state or a part of one."""
+        return bool(self.states) and any(whole_of(value).name in self.states for value in node.inputs if value is not None)
 
     def _formats(self, group: Group, node: ir.Node) -> dict[str, Storage]:
         """The storage of constant weights of int8 whose neighbours along k are small enough for the multiplication by pairs of

@@ -41,8 +41,9 @@ class Group:
     `formats`: the storage of operands with scales, which their types do not tell. `zero_points`: the names of
     the scalars that anchors are to subtract from operands of 8 bits, by the names of those. `weights`: the DequantizeLinear of
     constant operands that anchors read as integers, by the names of these. With `shares_weights` kernels for other sizes read the
-    constant operands of products, too, so that their packing must not depend on sizes. With `updates_state` it reads a state, in
-    whose place the new value might be made: its kernel must say where that may be, and pays with what LLVM knows of its pointers.
+    constant operands of products, too, so that their packing must not depend on sizes. With `updates_state` it reads a state or
+    a part of one, in whose place the new value might be made: its kernel must say where that may be, and pays with what LLVM
+    knows of its pointers.
     `enclosing`: the shapes of the tensors as parts of which outputs are stored, by the names of these: equal but for one
     dimension. A kernel then gets a pointer to the part's first element.
     """

@@ -202,6 +202,16 @@ WAYS: dict[str, tuple[str, dict[str, str], int]] = {
         {"b": "a"},
         0,
     ),
+    "packed sums of products and largest of rows": (
+        "g (float[3,8] x, float[3,8] u, float[3,3,8] a) => (float[3,8] y, float[3,3,8] b) {"
+        "  k1, m1, n1 = Split<axis = 0, num_outputs = 3>(a) z = Constant<value_ints = [0]>()"
+        "  k = Squeeze(k1, z) m = Squeeze(m1, z) n = Squeeze(n1, z)"
+        "  p = MatMul(x, w) k2 = Add(p, k) q = MatMul(u, w) m2 = Add(q, m)"
+        "  t = Tanh(u) s = ReduceMax<keepdims = 1>(t, last) n2 = Add(s, n)"
+        "  k3 = Unsqueeze(k2, z) m3 = Unsqueeze(m2, z) n3 = Unsqueeze(n2, z) b = Concat<axis = 0>(k3, m3, n3) y = Neg(x) }",
+        {"b": "a"},
+        0,
+    ),
     "read after rows with a pitch": (
         "g (float[16,8] x, float[16,8] u, float[16,8] a) => (float[16,8] y, float[16,8] b) {"
         "  b = Tanh(x) v, z = Split<axis = 1, num_outputs = 2>(w) p = MatMul(b, v) q = MatMul(u, v) c = Concat<axis = 1>(p, q)"
