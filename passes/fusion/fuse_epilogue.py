@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
 
 import onnx_ir as ir
 
-from ...compiler.ir.aliases import is_view, view_root
+from ...compiler.ir.aliases import is_view, part_offsets, view_root, whole_of
 from ...compiler.ir.assignments.kernel_choice import Ask
 from ...compiler.ir.functions import fuse_into_function, group_name, is_fused
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ...compiler.ir.matching import has_same_shape, static_shape
 from ...compiler.ir.rewriter import Rejection
 from ...compiler.ir.rows import rows_of
+from ...compiler.ir.states import state_inputs
 from ...compiler.pipeline import Context, Pass, number
 from ...runtime.target import Target
 from .operand_reads import is_readable
@@ -34,8 +35,9 @@ class FuseEpilogue(Pass):
     pointwise node; in this order anchors take epilogues. Casts from bfloat16 or float16 that a member alone reads join with it,
     as kernels load such operands directly. Legal when every operator of the epilogue is pointwise with an output of the anchor's
     shape, and one value alone leaves the group: then no path leaves it and returns. Views and unknown operators stay outside, and
-    costly operators where the anchor stores so few neighbours at a time that vectors would be mostly empty. Groups of one node
-    stay plain.
+    costly operators where the anchor stores so few neighbours at a time that vectors would be mostly empty. On CPUs
+    parts of states that lie in one piece are no anchors: in one kernel with its reader a part could not be renewed in place.
+    Groups of one node stay plain.
     """
 
     name: ClassVar[str] = "fuse-epilogue"
@@ -45,6 +47,8 @@ class FuseEpilogue(Pass):
         order = {node: index for index, node in enumerate(model.graph)}
         anchors = [node for node in order if kind_of(node) not in (Kind.OPERAND, Kind.VIEW, Kind.OPAQUE)]
         taken: set[ir.Node] = set()
+        if not context.target.is_gpu and (states := state_inputs(model)):
+            taken = {node for node in anchors if _takes_in_place(node, states)}
         groups, ask = [], context.kernels_of(model)
         for anchor in sorted(anchors, key=_anchor_rank):  # stable: in order of the graph within a kind
             if anchor in taken:
@@ -63,6 +67,11 @@ class FuseEpilogue(Pass):
         for group in groups:
             fuse_into_function(model, group, group_name(group))
         return bool(groups)
+
+
+def _takes_in_place(node: ir.Node, states: Container[str]) -> bool:
+    """Whether a node takes a part of a state that lies in one piece: who reads it there may renew it there, too."""
+    return part_offsets(node) is not None and str(whole_of(node.outputs[0]).name) in states
 
 
 def _anchor_rank(node: ir.Node) -> int:

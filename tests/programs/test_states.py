@@ -202,6 +202,14 @@ WAYS: dict[str, tuple[str, dict[str, str], int]] = {
         {"b": "a"},
         0,
     ),
+    "first and last rows, each in place": (
+        "g (float[1,8] x, float[8] u, float[4,8] a) => (float[1,8] y, float[4,8] b) {"
+        "  from = Constant<value_ints = [0]>() to = Constant<value_ints = [3]>() i = Constant<value_int = 3>()"
+        "  z = Constant<value_ints = [0]>() t = Slice(a, from, to) t2 = Mul(t, half) m = ReduceMax<keepdims = 1>(x, last)"
+        "  l = Gather(a, i) r = Reshape(m, one) l2 = Add(l, r) l3 = Unsqueeze(l2, z) b = Concat<axis = 0>(t2, l3) y = Neg(x) }",
+        {"b": "a"},
+        0,
+    ),
     "packed sums of products and largest of rows": (
         "g (float[3,8] x, float[3,8] u, float[3,3,8] a) => (float[3,8] y, float[3,3,8] b) {"
         "  k1, m1, n1 = Split<axis = 0, num_outputs = 3>(a) z = Constant<value_ints = [0]>()"
