@@ -170,19 +170,21 @@ def _planned(
         lowered = without_small_regions(lowered)
     remark_lowering(context, lowered, aliases)
 
-    def placed(lowered: list[LoweredGroup]) -> PlannedModel:
+    def placed(lowered: list[LoweredGroup], aliases: Aliases) -> PlannedModel:
         draft = draft_plan(model, lowered, target, aliases, is_limited=options.memory_limit is not None)
         if limit is not None:
             context.step_us = predicted_us(lowered, target)
         return PlannedModel(model, lowered, draft, run_plan_pipeline(draft.plan, passes, context), context, kernels)
 
     if limit is None:
-        return placed(lowered)
+        return placed(lowered, aliases)
     configurations = with_plain_weights(lowered, options.configurations)
     if configurations == options.configurations:
-        return placed(lowered)
-    plain, _ = lower_groups(model, kernels.target, options.precision, configurations)
-    return _faster(placed, lowered, plain if target.threads == 1 else without_small_regions(plain), context)
+        return placed(lowered, aliases)
+    plain, plain_aliases = lower_groups(model, kernels.target, options.precision, configurations)
+    if target.threads > 1:
+        plain = without_small_regions(plain)
+    return _faster(lambda: placed(lowered, aliases), lambda: placed(plain, plain_aliases), plain, context)
 
 
 def _lowered(
@@ -205,7 +207,7 @@ def _kernels_of(model: ir.Model, lowered: list[LoweredGroup], target: Target) ->
 
 
 def _faster(
-    placed: Callable[[list[LoweredGroup]], PlannedModel], lowered: list[LoweredGroup], plain: list[LoweredGroup], context: Context
+    best: Callable[[], PlannedModel], plainest: Callable[[], PlannedModel], plain: list[LoweredGroup], context: Context
 ) -> PlannedModel:
     """Within a memory limit, the plan of kernels as they are best, or that with plain weights, if it is predicted to be faster.
 
@@ -214,16 +216,16 @@ def _faster(
     """
     before = len(context.remarks)
     try:
-        first = placed(lowered)
+        first = best()
     except MemoryLimitError:
         del context.remarks[before:]
         _remark_plain_weights(plain, context)
-        return placed(plain)
+        return plainest()
     if all(space.name != STORAGE for space in first.plan.spaces):  # all weights stay
         return first
     seconds, after = context.call_seconds, len(context.remarks)
     try:
-        second = placed(plain)
+        second = plainest()
     except MemoryLimitError:
         second = None
     if second is not None and context.call_seconds < seconds:
