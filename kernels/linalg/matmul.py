@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, prod
+from operator import add, mul
 from typing import Any
 
+import numpy as np
 from tvm import tirx
 
 from ...runtime.hardware.machine import LINE_BYTES
@@ -22,6 +24,7 @@ from ..codegen.builder import Buffer, Expr, Index, broadcast_index, row_major, u
 from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..cost.product import product_estimate
 from ..cost.register_tile import share_sets
+from ..expressions.math import wrapping
 from ..formats.format import Format, format_for, formats_for
 from ..formats.multiply_add import joined
 from ..groups.group import Group, Op
@@ -403,12 +406,24 @@ class MatMulKernel:
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 and beta != 0.0 else ""
         if "int" in kind and not (float(alpha).is_integer() and (not bias or float(beta).is_integer())):
             kind, value = "float64", tirx.Cast("float64", value)
-        value = value * tirx.const(alpha, kind) if alpha != 1.0 else value
+        value = _times(value, alpha, kind)
         if not bias:
             return value
         place = broadcast_index(index, self.group.types[self.anchor.outputs[0]].shape, self.group.types[bias].shape)
         element = tirx.Cast(kind, GroupValues(self.group, self.builder).read(bias, place))
-        return value + (element * tirx.const(beta, kind) if beta != 1.0 else element)
+        return wrapping(add, value, _times(element, beta, kind))
+
+
+def _times(value: Expr, factor: float, kind: str) -> Expr:
+    """A number of this type times a factor: of integers, which wrap around, by what is the same modulo their range."""
+    if factor == 1.0:
+        return value
+    if "int" not in kind:
+        return value * tirx.const(factor, kind)
+    half = 1 << (np.dtype(kind).itemsize * 8 - 1)
+    number = (int(factor) + half) % (2 * half) - half
+    signed = tirx.const(number, kind.lstrip("u"))
+    return wrapping(mul, value, tirx.reinterpret(kind, signed) if number < 0 else tirx.const(number, kind))
 
 
 def _normal_form(group: Group, anchor: Op) -> tuple[tuple[int, ...], Side, Side]:

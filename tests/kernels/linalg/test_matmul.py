@@ -84,6 +84,20 @@ def test_integers_times_fractions(level: str) -> None:
     check(cases, target_of(level))
 
 
+def test_integers_wrap_around_times_factors_that_their_type_lacks() -> None:
+    a, b, c = (rng.integers(0, 50, shape) for shape in ((5, 9), (9, 20), (20,)))
+    cases = []
+    for dtype, alpha, beta in (("uint32", -1.0, 1.0), ("uint64", 3.0, -2.0), ("int32", 3e9, 1.0), ("int64", 2.0, 2.0**70)):
+        exact = ((a @ b).astype(object) * int(alpha) + c.astype(object) * int(beta)) % (1 << 64)
+        arrays = {"a": a.astype(dtype), "b": b.astype(dtype), "c": c.astype(dtype)}
+        expected = exact.astype("uint64").astype(dtype)
+        types = {name: type_of(array) for name, array in arrays.items()} | {"y": type_of(expected)}
+        op = Op("Gemm", ("a", "b", "c"), ("y",), {"alpha": alpha, "beta": beta}, 13)
+        group = Group((op,), tuple(arrays), ("y",), types, frozenset("b"))
+        cases.append(Case(group, arrays, [expected], label=f"{dtype} {alpha} {beta}", template="matmul"))
+    check(cases, target_of("avx2"))
+
+
 def products() -> list[Case]:
     return [
         product((1, 7), (7, 1)),
