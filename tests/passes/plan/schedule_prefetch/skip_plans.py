@@ -15,7 +15,7 @@ def skips(depth: int, wide_bytes: int = 0) -> Plan:
     ups, downs = [f"y{number}" for number in range(depth)], [f"z{number}" for number in reversed(range(depth))]
     names = ["x", *ups, *downs]
     regions = {name: Region(name, 0, SIZE_BYTES) for name in names}
-    reads = [(name,) for name in names[:depth]]
+    reads: list[tuple[str, ...]] = [(name,) for name in names[:depth]]
     reads += [tuple(dict.fromkeys(both)) for both in zip(names[depth:-1], reversed(ups), strict=True)]
     steps = [
         Launch(f"k{1 + len(read)}", tuple(regions[name] for name in read), (regions[write],), label=write)
