@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from tvm.error import InternalError
 
 from ..runtime.symbolic.sizes import Domain, Size, SymbolicSizeError, hint_of
 from .codegen.dimensions import dimensions
@@ -15,8 +16,8 @@ from .groups.group import Group
 from .template.contract import BuiltKernel, Refusal
 
 _FOLDER = Path(__file__).parent.parent.name
-# What Python raises where a size meets code that is for numbers alone.
-_MISFITS = (SymbolicSizeError, AttributeError, TypeError, ValueError, NotImplementedError)  # the last one by TVM's constants
+# What Python raises where a size meets code that is for numbers alone; the last two are raised by TVM's constants.
+_MISFITS = (SymbolicSizeError, AttributeError, TypeError, ValueError, NotImplementedError, InternalError)
 
 
 class _RefusedError(Exception):

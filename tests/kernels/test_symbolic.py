@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from prefuse.kernels.registry import build_kernel
+from prefuse.kernels.symbolic import write_symbolic
+from prefuse.kernels.template.contract import Refusal
 from prefuse.runtime.symbolic.sizes import Dim, Domain
 from prefuse.tests.sample import every
+from tvm import tirx
 
 from .harness import Case, operator, target_of
 from .sorting.test_topk import topk
@@ -139,3 +142,12 @@ def test_what_needs_a_number_refuses_and_says_where() -> None:
     assert isinstance(refused, tuple)
     assert any("symbolic: " in reason and "kernels/" in reason for _, reason in refused)
     assert domain.alive.all()
+
+
+@pytest.mark.parametrize("type_name", ["int32", "float32"])
+def test_a_constant_of_a_size_is_refused(type_name: str) -> None:
+    """As TVM says it: a size of a kernel is a variable."""
+    domain = Domain(_RANGE, {"T": 128})
+    refused = write_symbolic(lambda: tirx.const(domain.size("T"), type_name), domain)
+    assert isinstance(refused, Refusal)
+    assert "symbolic: " in refused.reason
