@@ -16,6 +16,7 @@ from ....compiler.ir.rewriter import operation
 from .scope import Replacement, Rule, Scope, respelled, spelled
 
 _SMALLEST_RECIPROCAL, _LARGEST_RECIPROCAL = 2.0**-14, 2.0**14  # powers of two whose reciprocal is normal in every float type
+_SMALLEST_FACTOR = 2.0**-32  # of operands of a product, and of both: what numbers near 1 are times it stays normal in float32
 _DEVIATIONS = 8  # from its mean, within which what a batch normalisation takes must stay inside its type when it is scaled
 
 
@@ -127,6 +128,33 @@ def plain_gemm(node: ir.Node, scope: Scope) -> Replacement | None:
     return spelled(*nodes)
 
 
+def scale_left(node: ir.Node, scope: Scope) -> Replacement | None:
+    """Operands of a product that are both multiplied by a number: the left one alone is, by both, as of ONNX's Attention.
+
+    Keys that are not scaled are read where they lie, once for all heads that share them.
+    """
+    left, right = map(_scaled, node.inputs)
+    if left is None or right is None:
+        return None
+    (a, factor), (b, other) = left, right
+    both = float(factor.item()) * float(other.item())
+    if not _SMALLEST_FACTOR <= abs(both) <= 1 / _SMALLEST_FACTOR:
+        return None
+    product = operation("Mul", [a, scope.constant(np.full(factor.shape, both, factor.dtype), "scale")])
+    return spelled(product, operation("MatMul", [product.outputs[0], b]))
+
+
+def _scaled(value: ir.Value | None) -> tuple[ir.Value, np.ndarray] | None:
+    """What a value is a multiple of by one number, and this, in float32 or float64: narrow ones would be rounded otherwise."""
+    node = producer_of(value, "Mul")
+    if node is None or node.inputs[0] is None:
+        return None
+    number, rank = constant_array(node.inputs[1]), rank_of(node.inputs[0])
+    if number is None or number.size != 1 or number.ndim > (rank or 0) or number.dtype not in (np.float32, np.float64):
+        return None
+    return (node.inputs[0], number) if _SMALLEST_FACTOR <= abs(number.item()) <= 1 / _SMALLEST_FACTOR else None
+
+
 def softmax_by_axis(node: ir.Node, scope: Scope) -> Replacement | None:
     """Softmax before opset 13 flattens its input to a matrix at `axis`: spelled out, unless `axis` is the last one anyway."""
     rank, dims = rank_of(node.inputs[0]), static_shape(node.inputs[0])
@@ -173,6 +201,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "CastLike": (cast_plainly,),
     "Div": (multiply_by_reciprocal,),
     "Gemm": (plain_gemm,),
+    "MatMul": (scale_left,),
     "Pow": (multiply_out_power,),
     "Sum": (add_two,),
     **dict.fromkeys(_OF_ONE_AXIS.split(), (explicit_axis,)),
